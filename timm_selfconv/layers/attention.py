@@ -1,0 +1,275 @@
+"""Multi-head self-attention over a pixel grid, every term of the paper's equation (8) in one module."""
+from typing import Final, Optional, Sequence, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
+
+from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32
+
+__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'separable_attention']
+
+TERMS = ('content', 'content_position', 'key_bias', 'position')
+RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
+ABSOLUTE = ('sinusoid', 'absolute')
+ENCODINGS = RELATIVE + ABSOLUTE
+
+
+def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
+    """Check that terms and encoding exist and fit each other, and return the terms as a tuple.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    terms = (terms,) if isinstance(terms, str) else tuple(terms)
+    if encoding not in ENCODINGS:
+        raise ValueError(f'encoding={encoding!r}: needs one of {ENCODINGS}')
+    if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(TERMS):
+        raise ValueError(f'terms={terms!r}: needs one or more of {TERMS}, each once')
+    if encoding in ABSOLUTE and terms != ('content',):
+        raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
+    return terms
+
+
+@torch.fx.wrap
+@register_notrace_function
+def dense_scores(rows: torch.Tensor, cols: torch.Tensor, cross: Optional[torch.Tensor]) -> torch.Tensor:
+    """Scores of every query for every key from what the two axes give.
+
+    Args:
+        rows: Row scores, shape (B, heads, H, W or 1, H), query before key.
+        cols: Column scores, shape (B, heads, H or 1, W, W).
+        cross: What couples the axes, shape (B, heads, H, W, H, W), or None.
+
+    Returns:
+        Scores, shape (B, heads, H W, H W).
+    """
+    scores = rows[..., :, None] + cols[..., None, :]
+    if cross is not None:
+        scores = scores + cross
+    return scores.flatten(4).flatten(2, 3)
+
+
+@torch.fx.wrap
+@register_notrace_function
+def separable_attention(rows: torch.Tensor, cols: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Attend with scores ``rows + cols`` without ever forming them.
+
+    ``softmax(a[k1] + b[k2])`` over all keys is ``softmax(a)[k1] softmax(b)[k2]`` when the keys fill a grid, borders
+    included, so an H x W layer costs O(HW (H + W)) where the dense map costs O((HW)^2).
+
+    Args:
+        rows: Row scores, the same for all columns and images, shape (1, heads, H, 1, H), query before key.
+        cols: Column scores, shape (1, heads, 1, W, W).
+        x: Values, shape (B, H, W, C).
+
+    Returns:
+        What each head gathers, shape (B, heads, H, W, C), in the dtype of x.
+    """
+    batch, height, width, channels = x.shape
+    num_heads = rows.shape[1]
+    row_probs = rows.flatten(1, 3).softmax(dim=-1).to(x.dtype)  # (1, heads H, H)
+    col_probs = cols[0].softmax(dim=-1).to(x.dtype)  # (heads, 1, W, W)
+    gathered = row_probs @ x.reshape(batch, height, width * channels)
+    return col_probs @ gathered.view(batch, num_heads, height, width, channels)
+
+
+@torch.fx.wrap
+@register_notrace_function
+def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        dropout_p: float,
+) -> torch.Tensor:
+    """torch's fused attention for one dtype throughout; shapes (B, heads, H W, dim), bias (B or 1, heads, H W, H W)."""
+    if bias is not None:
+        bias = bias.to(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value.to(query.dtype), attn_mask=bias, dropout_p=dropout_p)
+
+
+class SelfAttention2d(nn.Module):
+    """Multi-head self-attention on a grid of pixels with relative or absolute position encoding.
+
+    With ``delta = k - q`` the offset of a key from a query, head h scores (equation 8)
+
+        A[q, k] = (x_q Wq Wk' x_k  +  x_q Wq r_delta  +  u Wk' x_k) / sqrt(D)  +  v r_delta
+                   content            content_position   key_bias                 position
+
+    and the layer returns ``sum_h softmax(A_h) X W_h`` (equations 1 and 4) through one more linear map. Every head has as
+    many channels as the layer, as in the paper's theorem, which needs D_h >= D_out.
+
+    Position-only attention with a separable encoding runs through its row and column factors; attention with content
+    through ``scaled_dot_product_attention``. Both give way to an explicit map, softmax then ``attn_drop``, where that is
+    asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities that have factors alone.
+    """
+    fused_attn: Final[bool]
+    absolute: Final[bool]
+    relative: Final[bool]
+    separable: Final[bool]
+    has_query: Final[bool]
+    has_key: Final[bool]
+    has_key_bias: Final[bool]
+    has_content: Final[bool]
+
+    def __init__(
+            self,
+            dim: int,
+            num_heads: int = 9,
+            terms: Sequence[str] = ('position',),
+            encoding: str = 'quadratic',
+            grid_size: Tuple[int, int] = (16, 16),
+            qk_bias: bool = True,
+            attn_drop: float = 0.,
+            proj_drop: float = 0.,
+            device=None,
+            dtype=None,
+    ):
+        """
+        Args:
+            dim: Channels of the input, of every head and of the output.
+            num_heads: Number of heads.
+            terms: Which terms of equation (8) to keep, any of :data:`TERMS`.
+            encoding: One of :data:`ENCODINGS`: relative ('quadratic', 'quadratic_gen' with a full precision a head,
+                'learned') or absolute ('sinusoid', 'absolute' for learned vectors; equation 3).
+            grid_size: Rows and columns of the input, which learned encodings are made for.
+            qk_bias: Give the query and key maps a bias.
+            attn_drop: Dropout rate of the attention probabilities.
+            proj_drop: Dropout rate of the output.
+
+        Raises:
+            ValueError: If an argument is out of range or the terms do not fit the encoding.
+        """
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        terms = check_terms(terms, encoding)
+        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
+            raise ValueError(f'num_heads={num_heads!r}: needs an integer of at least 1')
+
+        self.dim = dim
+        self.num_heads = num_heads
+        self.scale = dim ** -0.5
+        self.fused_attn = use_fused_attn()
+        self.absolute = encoding in ABSOLUTE
+        self.relative = 'position' in terms or 'content_position' in terms
+        self.separable = terms == ('position',) and encoding != 'quadratic_gen'
+        self.has_query = 'content' in terms or 'content_position' in terms
+        self.has_key = 'content' in terms or 'key_bias' in terms
+        self.has_key_bias = 'key_bias' in terms
+        self.has_content = 'content' in terms
+
+        if self.absolute:
+            self.encoding = AbsoluteEncoding(dim, grid_size, learned=encoding == 'absolute', **dd)
+        elif self.relative:
+            kept = dict(position='position' in terms, content_position='content_position' in terms)
+            if encoding == 'learned':
+                self.encoding = LearnedEncoding(num_heads, dim, grid_size, **kept, **dd)
+            else:
+                self.encoding = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
+        if self.has_query:
+            self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd)
+        if self.has_key:
+            self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd)
+        if self.has_key_bias:
+            self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd))
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.value = nn.Linear(num_heads * dim, dim, **dd)
+        self.proj = nn.Linear(dim, dim, **dd)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.reset_parameters()
+
+    @torch.jit.ignore
+    def reset_parameters(self) -> None:
+        """Initialise what is this module's own; its parts initialise themselves."""
+        if self.has_key_bias:
+            trunc_normal_(self.key_bias, std=0.02)
+
+    def query_key_bias(
+            self,
+            x: torch.Tensor,
+    ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]]:
+        """The scores' parts: ``scores = query key' / sqrt(D) + bias``.
+
+        Args:
+            x: Input, shape (B, H, W, dim).
+
+        Returns:
+            Queries with ``u`` added and keys, shape (B, heads, H W, dim), or None without content and key bias; the
+            scores of the terms that know offsets, shape (B or 1, heads, H W, H W), or None without them.
+        """
+        batch, height, width, dim = x.shape
+        if self.absolute:
+            x = self.encoding(x)
+        query: Optional[torch.Tensor] = None
+        key: Optional[torch.Tensor] = None
+        bias: Optional[torch.Tensor] = None
+        if self.has_query:
+            query = self.query(x).view(batch, height, width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
+        if self.relative:
+            rows, cols, cross = self.encoding(None if query is None else query * self.scale, height, width)
+            bias = dense_scores(rows, cols, cross)
+        if self.has_key:
+            key = self.key(x).view(batch, height * width, self.num_heads, dim).transpose(1, 2)
+            if self.has_content and query is not None:
+                query = query.flatten(2, 3)
+                if self.has_key_bias:
+                    query = query + self.key_bias[:, None].to(query.dtype)
+            else:
+                query = self.key_bias[:, None].to(key.dtype).expand(batch, -1, height * width, -1)
+        return query, key, bias
+
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores A of equation (8) for x, shape (B, H, W, dim): shape (B or 1, heads, H W, H W), query before key."""
+        query, key, bias = self.query_key_bias(x)
+        if self.has_key and query is not None and key is not None:
+            content = at_least_float32((query * self.scale) @ key.transpose(-2, -1))
+            return content if bias is None else content + bias
+        assert bias is not None
+        return bias
+
+    def attention_probs(self, x: torch.Tensor) -> torch.Tensor:
+        """Attention probabilities for an input, whatever path the forward takes.
+
+        Args:
+            x: Input, shape (B, H, W, dim).
+
+        Returns:
+            Probabilities before dropout, at least float32, shape (B, heads, H, W, H, W), query before key. Attention
+            that does not look at content is expanded over the batch, not copied.
+        """
+        batch, height, width, _ = x.shape
+        probs = self.scores(x).softmax(dim=-1)
+        return probs.view(-1, self.num_heads, height, width, height, width).expand(batch, -1, -1, -1, -1, -1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend; x and the result have shape (B, H, W, dim)."""
+        batch, height, width, dim = x.shape
+        fused = self.fused_attn
+        if not torch.jit.is_scripting():
+            # who hooks the dropout wants to see the map
+            fused = fused and not (self.attn_drop._forward_hooks or self.attn_drop._forward_pre_hooks)
+        drop = self.attn_drop.p if self.training else 0.
+
+        if self.separable and fused and drop == 0.:
+            rows, cols, _ = self.encoding(None, height, width)
+            gathered = separable_attention(rows, cols, x)
+        elif self.has_key and fused:
+            query, key, bias = self.query_key_bias(x)
+            value = x.reshape(batch, 1, height * width, dim).expand(-1, self.num_heads, -1, -1)
+            gathered = scaled_dot_product_attention(query, key, value, bias, drop)
+        else:
+            attn = self.scores(x)
+            attn = attn.softmax(dim=-1)
+            attn = self.attn_drop(attn).to(x.dtype)
+            if self.has_query or self.has_key:
+                gathered = attn @ x.reshape(batch, 1, height * width, dim)
+            else:  # one map serves all images: one matrix product instead of one an image and head
+                gathered = attn.flatten(0, 2) @ x.reshape(batch, height * width, dim)
+
+        gathered = gathered.view(batch, self.num_heads, height, width, dim).permute(0, 2, 3, 1, 4)
+        x = self.value(gathered.reshape(batch, height, width, self.num_heads * dim))
+        x = self.proj(x)
+        return self.proj_drop(x)

@@ -1,0 +1,381 @@
+"""Position encodings: what a query knows about where a key lies.
+
+The paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) writes every attention score as a sum of terms in the
+relative encoding ``r_delta`` of the offset ``delta = key - query``, in pixels (its equation 8). Three kinds of encoding
+stand here, as pure functions first and as thin modules after them:
+
+- quadratic, equation (9): a head is a Gaussian of centre ``Delta`` and precision ``Sigma^-1`` around the query, isotropic
+  or with a full 2 x 2 precision (appendix D.1);
+- learned: one table for row offsets, one for column offsets (Ramachandran et al., 2019);
+- absolute, equations (3) and (7): one vector a position, sinusoid or learned, added to what is scored.
+
+Scores of the first two are a row part plus a column part, so a softmax over all keys is the product of a softmax over
+key rows and one over key columns. Only the off-diagonal entry of a full precision couples the two axes.
+"""
+from typing import Final, Optional, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from timm.layers import build_sincos2d_pos_embed, register_notrace_module, resample_abs_pos_embed_nhwc, trunc_normal_
+
+__all__ = [
+    'AbsoluteEncoding',
+    'LearnedEncoding',
+    'QuadraticEncoding',
+    'axis_offsets',
+    'gaussian_axis_scores',
+    'precision_matrices',
+    'relative_table',
+    'resample_table',
+]
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Half precision to float32, the rest as it is: offsets and their scores need more than 8 bits."""
+    return x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
+
+
+def axis_offsets(size: int, like: torch.Tensor) -> torch.Tensor:
+    """Offsets ``key - query`` between all positions of one axis.
+
+    Args:
+        size: Number of positions along the axis.
+        like: Tensor whose device and (at least float32) dtype the result takes.
+
+    Returns:
+        Offsets in pixels, shape (size, size), query before key.
+    """
+    positions = torch.arange(size, device=like.device, dtype=at_least_float32(like).dtype)
+    return positions[None, :] - positions[:, None]
+
+
+def gaussian_axis_scores(centers: torch.Tensor, precision: torch.Tensor, size: int) -> torch.Tensor:
+    """Log-Gaussian scores along one axis, ``-precision / 2 * (delta - center)^2``.
+
+    This is equation (9) of the paper with its square completed: the two differ by a constant a query, which the softmax
+    does not see, and the completed square stays exact where offsets are large.
+
+    Args:
+        centers: Centre of each head along the axis, in pixels, shape (heads,).
+        precision: Inverse variance of each head along the axis, in 1 / pixels^2, shape (heads,).
+        size: Number of positions along the axis.
+
+    Returns:
+        Scores, shape (heads, size, size), query before key.
+    """
+    centers, precision = at_least_float32(centers), at_least_float32(precision)
+    distance = axis_offsets(size, centers) - centers[:, None, None]
+    return -0.5 * precision[:, None, None] * distance.square()
+
+
+def precision_matrices(spreads: torch.Tensor) -> torch.Tensor:
+    """Precision ``Sigma^-1`` of each head from its spread (appendix D.1).
+
+    Args:
+        spreads: Inverse standard deviations, shape (heads,), or square roots ``S`` of the precisions, shape
+            (heads, 2, 2).
+
+    Returns:
+        ``spread^2 I`` or ``S S'``, at least float32, shape (heads, 2, 2).
+    """
+    spreads = at_least_float32(spreads)
+    if spreads.dim() == 1:
+        return torch.diag_embed(spreads.square()[:, None].expand(-1, 2))
+    # element by element: autocast would run a matrix product in half precision
+    return (spreads[:, :, None, :] * spreads[:, None, :, :]).sum(-1)
+
+
+def relative_table(table: torch.Tensor, size: int) -> torch.Tensor:
+    """The row of an offset table for every query and key of one axis.
+
+    Args:
+        table: One row an offset, from ``-(reach - 1)`` to ``reach - 1``, shape (2 reach - 1, dim).
+        size: Number of positions along the axis.
+
+    Returns:
+        Encodings, shape (size, size, dim), query before key.
+
+    Raises:
+        ValueError: If the axis has more positions than the table reaches.
+    """
+    reach = (table.shape[0] + 1) // 2
+    if size > reach:
+        raise ValueError(
+            f'the input has {size} positions along an axis, but the learned encoding reaches {reach}: '
+            'create the model with a larger img_size or call set_input_size(img_size=...)')
+    positions = torch.arange(size, device=table.device)
+    return table[positions[None, :] - positions[:, None] + (reach - 1)]
+
+
+def resample_table(table: torch.Tensor, reach: int) -> torch.Tensor:
+    """Resample an offset table for another image size, offsets scaled with the image.
+
+    Args:
+        table: Shape (2 old_reach - 1, dim).
+        reach: Number of positions along the axis that the new table serves.
+
+    Returns:
+        Table of shape (2 reach - 1, dim), the zero offset in its middle.
+    """
+    length = 2 * reach - 1
+    if table.shape[0] == length:
+        return table
+    resampled = F.interpolate(at_least_float32(table).T[None], size=length, mode='linear', align_corners=True)
+    return resampled[0].T.to(table.dtype).contiguous()
+
+
+@register_notrace_module
+class QuadraticEncoding(nn.Module):
+    """Quadratic encoding, equation (9): every head looks at a Gaussian blob at an offset of its own.
+
+    ``r_delta`` is ``(|delta|^2, delta_1, delta_2)``, or ``(delta_1^2, delta_2^2, delta_1, delta_2, delta_1 delta_2)``
+    with a full precision.
+
+    Attributes:
+        centers: Where the heads look, (row, column) offsets in pixels, shape (heads, 2).
+        spreads: Inverse standard deviations, shape (heads,), or square roots ``S`` of the precisions, shape
+            (heads, 2, 2).
+        query_weight: The hatted ``W_key`` of equation (8): a query's coefficients of ``r_delta``, shape
+            (heads, head_dim, 3 or 5). Only with the content-position term.
+    """
+    full: Final[bool]
+    position: Final[bool]
+    content_position: Final[bool]
+
+    def __init__(
+            self,
+            num_heads: int,
+            head_dim: int,
+            full: bool = False,
+            position: bool = True,
+            content_position: bool = False,
+            device=None,
+            dtype=None,
+    ):
+        """
+        Args:
+            num_heads: Number of heads.
+            head_dim: Channels of a query.
+            full: Give each head a full 2 x 2 precision instead of one spread.
+            position: Keep the position term, ``v r_delta``.
+            content_position: Keep the content-position term, ``x_q Wq r_delta``.
+        """
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        self.full = full
+        self.position = position
+        self.content_position = content_position
+
+        def parameter(keep: bool, *shape: int) -> Optional[nn.Parameter]:
+            return nn.Parameter(torch.empty(shape, **dd)) if keep else None
+
+        self.register_parameter('centers', parameter(position, num_heads, 2))
+        self.register_parameter('spreads', parameter(position, num_heads, *((2, 2) if full else ())))
+        self.register_parameter('query_weight', parameter(content_position, num_heads, head_dim, 5 if full else 3))
+        self.reset_parameters()
+
+    @torch.jit.ignore
+    def reset_parameters(self) -> None:
+        """Centres from N(0, 2), spreads 1 (or I) + N(0, 0.01): the standard deviations of the released code."""
+        if self.position:
+            nn.init.normal_(self.centers, std=2.)
+            nn.init.normal_(self.spreads, std=0.01)
+            with torch.no_grad():
+                (self.spreads.diagonal(dim1=1, dim2=2) if self.full else self.spreads).add_(1.)
+        if self.content_position:
+            trunc_normal_(self.query_weight, std=0.02)
+
+    @torch.jit.ignore
+    def no_weight_decay(self):
+        return {'centers', 'spreads'}
+
+    def forward(
+            self,
+            query: Optional[torch.Tensor],
+            height: int,
+            width: int,
+    ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
+        """Scores of the terms that know positions, split by axis.
+
+        Args:
+            query: Scaled queries, shape (B, heads, H, W, head_dim); needed by the content-position term alone.
+            height: Number of rows.
+            width: Number of columns.
+
+        Returns:
+            Row scores, (B or 1, heads, H, W or 1, H), column scores, (B or 1, heads, H or 1, W, W), and, for a full
+            precision, what couples the axes, (B or 1, heads, H, W, H, W); key axes last.
+        """
+        like = self.centers if self.position else self.query_weight
+        d1, d2 = axis_offsets(height, like), axis_offsets(width, like)
+        rows, cols = torch.zeros_like(d1)[None, None, :, None], torch.zeros_like(d2)[None, None, None]
+        cross: Optional[torch.Tensor] = None
+        if self.position:
+            precision = precision_matrices(self.spreads)
+            rows = gaussian_axis_scores(self.centers[:, 0], precision[:, 0, 0], height)[None, :, :, None, :]
+            cols = gaussian_axis_scores(self.centers[:, 1], precision[:, 1, 1], width)[None, :, None, :, :]
+            if self.full:
+                centers = at_least_float32(self.centers)
+                e1, e2 = d1 - centers[:, 0, None, None], d2 - centers[:, 1, None, None]
+                cross = -((precision[:, 0, 1, None, None] * e1)[:, :, None, :, None] * e2[:, None, :, None, :])[None]
+        if self.content_position:
+            assert query is not None
+            c = at_least_float32(torch.einsum('bhijd,hdp->bhijp', query, self.query_weight))
+            n = 1 if self.full else 0  # an isotropic encoding has one coefficient for both squares
+            rows = rows + c[..., 0:1] * d1.square()[:, None] + c[..., n + 1:n + 2] * d1[:, None]
+            cols = cols + c[..., n:n + 1] * d2.square() + c[..., n + 2:n + 3] * d2
+            if self.full:
+                product = c[..., 4, None, None] * d1[:, None, :, None] * d2[None, :, None, :]
+                cross = product if cross is None else cross + product
+        return rows, cols, cross
+
+
+@register_notrace_module
+class LearnedEncoding(nn.Module):
+    """Learned relative encoding: a vector a row offset and a vector a column offset (Ramachandran et al., 2019).
+
+    Attributes:
+        row_table: Row offsets from ``-(H - 1)`` to ``H - 1``, shape (2 H - 1, dim).
+        col_table: Column offsets, shape (2 W - 1, dim).
+        row_keys: ``v`` of equation (8), what each head makes of a row offset, shape (heads, dim); with the position term.
+        col_keys: The same for column offsets.
+    """
+    position: Final[bool]
+    content_position: Final[bool]
+
+    def __init__(
+            self,
+            num_heads: int,
+            head_dim: int,
+            grid_size: Tuple[int, int],
+            position: bool = True,
+            content_position: bool = False,
+            device=None,
+            dtype=None,
+    ):
+        """
+        Args:
+            num_heads: Number of heads.
+            head_dim: Channels of a query. The tables have as many channels, or half as many each if queries meet them:
+                the first half of a query meets the row table, the second the column table.
+            grid_size: Rows and columns of the largest input.
+            position: Keep the position term, ``v r_delta``.
+            content_position: Keep the content-position term, ``x_q Wq r_delta``.
+
+        Raises:
+            ValueError: If queries meet the tables and head_dim is odd.
+        """
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        self.position = position
+        self.content_position = content_position
+        if content_position and head_dim % 2:
+            raise ValueError(f'dim={head_dim}: the content_position term of a learned encoding needs an even number')
+        dim = head_dim // 2 if content_position else head_dim
+        self.row_table = nn.Parameter(torch.empty(2 * grid_size[0] - 1, dim, **dd))
+        self.col_table = nn.Parameter(torch.empty(2 * grid_size[1] - 1, dim, **dd))
+        self.register_parameter('row_keys', nn.Parameter(torch.empty(num_heads, dim, **dd)) if position else None)
+        self.register_parameter('col_keys', nn.Parameter(torch.empty(num_heads, dim, **dd)) if position else None)
+        self.reset_parameters()
+
+    @torch.jit.ignore
+    def reset_parameters(self) -> None:
+        """Tables from N(0, 1), keys uniform in +-1 / sqrt(dim), as the released code leaves them."""
+        nn.init.normal_(self.row_table)
+        nn.init.normal_(self.col_table)
+        if self.position:
+            bound = self.row_table.shape[1] ** -0.5
+            nn.init.uniform_(self.row_keys, -bound, bound)
+            nn.init.uniform_(self.col_keys, -bound, bound)
+
+    @torch.jit.ignore
+    def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
+        """Resample the tables for inputs of other than the present (rows, columns)."""
+        for name, reach in (('row_table', grid_size[0]), ('col_table', grid_size[1])):
+            table = getattr(self, name)
+            setattr(self, name, nn.Parameter(resample_table(table.detach(), reach), table.requires_grad))
+
+    def forward(
+            self,
+            query: Optional[torch.Tensor],
+            height: int,
+            width: int,
+    ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
+        """Scores of the terms that know positions, split by axis; see :meth:`QuadraticEncoding.forward`."""
+        rows = torch.zeros(1, 1, height, 1, height, device=self.row_table.device)
+        cols = torch.zeros(1, 1, 1, width, width, device=self.col_table.device)
+        if self.position:
+            # sums of products: autocast would run a matrix product in half precision
+            row_scores = (at_least_float32(self.row_table)[:, None] * at_least_float32(self.row_keys)).sum(-1)
+            col_scores = (at_least_float32(self.col_table)[:, None] * at_least_float32(self.col_keys)).sum(-1)
+            rows = relative_table(row_scores, height).permute(2, 0, 1)[None, :, :, None, :]
+            cols = relative_table(col_scores, width).permute(2, 0, 1)[None, :, None, :, :]
+        if self.content_position:
+            assert query is not None
+            half = query.shape[-1] // 2
+            row_table, col_table = relative_table(self.row_table, height), relative_table(self.col_table, width)
+            rows = rows + torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table)
+            cols = cols + torch.einsum('bhijd,jld->bhijl', query[..., half:], col_table)
+        return rows, cols, None
+
+
+@register_notrace_module
+class AbsoluteEncoding(nn.Module):
+    """Absolute encoding, equations (3) and (7): one vector a position, added to what queries and keys are made of.
+
+    Attributes:
+        table: Learned vectors, shape (H, W, dim); None for sinusoids (Vaswani et al., 2017, rows and columns in one half
+            of the channels each).
+    """
+    learned: Final[bool]
+
+    def __init__(self, dim: int, grid_size: Tuple[int, int], learned: bool = True, device=None, dtype=None):
+        """
+        Args:
+            dim: Channels of the vectors, divisible by 4 for sinusoids.
+            grid_size: Rows and columns of the input; sinusoids take any.
+            learned: Learn the vectors, else sinusoids.
+
+        Raises:
+            ValueError: If sinusoids are asked for with dim not divisible by 4.
+        """
+        super().__init__()
+        self.dim = dim
+        self.learned = learned
+        if not learned and dim % 4:
+            raise ValueError(f"dim={dim}: encoding='sinusoid' needs a multiple of 4")
+        table = nn.Parameter(torch.empty(*grid_size, dim, device=device, dtype=dtype)) if learned else None
+        self.register_parameter('table', table)
+        self.reset_parameters()
+
+    @torch.jit.ignore
+    def reset_parameters(self) -> None:
+        if self.learned:
+            trunc_normal_(self.table, std=0.02)
+
+    @torch.jit.ignore
+    def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
+        """Resample learned vectors for inputs of other than the present (rows, columns)."""
+        if self.learned and tuple(self.table.shape[:2]) != tuple(grid_size):
+            table = resample_abs_pos_embed_nhwc(self.table.detach(), list(grid_size))[0]
+            self.table = nn.Parameter(table.contiguous(), self.table.requires_grad)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Encode positions into x, shape (B, H, W, dim), and return the sum, same shape.
+
+        Raises:
+            ValueError: If learned vectors are for other rows and columns.
+        """
+        height, width = x.shape[1], x.shape[2]
+        if not self.learned:
+            return x + build_sincos2d_pos_embed(
+                [height, width], dim=self.dim, interleave_sin_cos=True, device=x.device,
+            ).view(height, width, self.dim).to(x.dtype)
+        if height != self.table.shape[0] or width != self.table.shape[1]:
+            raise ValueError(
+                f'the input has {height} x {width} positions, but the learned absolute encoding has '
+                f'{self.table.shape[0]} x {self.table.shape[1]}: '
+                'create the model with that img_size or call set_input_size(img_size=...)')
+        return x + self.table

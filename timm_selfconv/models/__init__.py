@@ -1,0 +1,2 @@
+from .resnet_cifar import ResNetCifar
+from .self_attention import SelfAttentionNet

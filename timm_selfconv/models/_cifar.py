@@ -1,0 +1,46 @@
+"""What all nets of the zoo share: their CIFAR-10 configuration and how they are built."""
+from pathlib import Path
+from typing import Any, Dict, Type
+
+import torch.nn as nn
+
+from timm.models import build_model_with_cfg
+from timm.models._builder import resolve_pretrained_cfg
+
+__all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'WEIGHTS_DIR', 'build_cifar_model', 'cifar_cfg']
+
+CIFAR10_CLASSES = ('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck')
+# of the 50,000 training images
+CIFAR10_MEAN = (0.49139968, 0.48215841, 0.44653091)
+CIFAR10_STD = (0.24703223, 0.24348513, 0.26158784)
+
+WEIGHTS_DIR = Path(__file__).resolve().parent.parent / 'weights'
+
+
+def cifar_cfg(name: str, **kwargs: Any) -> Dict[str, Any]:
+    """Pretrained configuration of a CIFAR-10 net; its weights are the file of its name that ships, if one does."""
+    file = WEIGHTS_DIR / f'{name}.safetensors'
+    return {
+        'file': str(file) if file.is_file() else None,
+        'num_classes': 10, 'input_size': (3, 32, 32),
+        'crop_pct': 1.0, 'interpolation': 'bicubic',
+        'mean': CIFAR10_MEAN, 'std': CIFAR10_STD,
+        'label_names': CIFAR10_CLASSES, 'license': 'apache-2.0',
+        **kwargs,
+    }
+
+
+def build_cifar_model(model_cls: Type[nn.Module], variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+    """timm's builder, with an answer to the question what to do about a net that has no weights yet.
+
+    Raises:
+        RuntimeError: If pretrained weights are asked for and none are known.
+    """
+    if pretrained:
+        cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
+        if not (cfg.has_weights or cfg.state_dict):
+            raise RuntimeError(
+                f'{variant} has no trained weights yet. Train it (train.py -c recipes/{variant}.yaml), give weights of '
+                f"your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
+                "timm.list_models('*_cifar', pretrained=True)")
+    return build_model_with_cfg(model_cls, variant, pretrained, **kwargs)

@@ -1,0 +1,62 @@
+"""Checkpoints of the papers' released code, translated.
+
+The layout is that of https://github.com/epfml/attention-cnn. Two of its habits would go wrong unnoticed: the stem orders
+the channels of a block (row, column, colour), and the position-only learned layer reads its row table along the second
+spatial axis and its column table along the first, where the layer with content reads them as their names say.
+"""
+import re
+from typing import Dict
+
+import torch
+
+__all__ = ['convert_released', 'is_released']
+
+_NAMES = (
+    (r'^features_upscale\.', 'stem.'),
+    (r'^classifier\.', 'head.fc.'),
+    (r'^encoder\.layer\.', 'blocks.'),
+    (r'\.attention\.self\.attention_centers$', '.attn.encoding.centers'),
+    (r'\.attention\.self\.attention_spreads$', '.attn.encoding.spreads'),
+    (r'\.attention\.self\.(row|col)_embeddings\.weight$', r'.attn.encoding.\1_table'),
+    (r'\.attention\.self\.head_keys_(row|col)\.weight$', r'.attn.encoding.\1_keys'),
+    (r'\.attention\.self\.(query|key|value)\.', r'.attn.\1.'),
+    (r'\.attention\.output\.dense\.', '.attn.proj.'),
+    (r'\.attention\.output\.LayerNorm\.', '.norm1.'),
+    (r'\.intermediate\.dense\.', '.mlp.fc1.'),
+    (r'\.output\.dense\.', '.mlp.fc2.'),
+    (r'\.output\.LayerNorm\.', '.norm2.'),
+)
+_IGNORED = re.compile(r'(^|\.)(attention_mask|R|relative_indices)$')
+
+
+def is_released(state_dict: Dict[str, torch.Tensor]) -> bool:
+    """Whether a state dict is laid out as the released code does."""
+    return 'features_upscale.weight' in state_dict
+
+
+def convert_released(state_dict: Dict[str, torch.Tensor], patch_size: int) -> Dict[str, torch.Tensor]:
+    """Rename and reorder a state dict of the released code for :class:`SelfAttentionNet`.
+
+    Args:
+        state_dict: Flat state dict of the released code.
+        patch_size: Side of the blocks that the stem downsamples.
+
+    Returns:
+        A new state dict; buffers of the released code are left out.
+    """
+    out = {}
+    for name, value in state_dict.items():
+        if _IGNORED.search(name):
+            continue
+        for pattern, replacement in _NAMES:
+            name = re.sub(pattern, replacement, name)
+        out[name] = value
+
+    stem = out['stem.weight']
+    out['stem.weight'] = stem.view(stem.shape[0], patch_size, patch_size, -1).permute(0, 3, 1, 2).contiguous()
+    for name in [n for n in out if n.endswith('encoding.row_keys')]:  # position-only learned layers
+        prefix = name[:-len('row_keys')]
+        for kind in ('table', 'keys'):
+            row, col = prefix + f'row_{kind}', prefix + f'col_{kind}'
+            out[row], out[col] = out[col], out[row]
+    return out

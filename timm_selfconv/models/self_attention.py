@@ -1,0 +1,433 @@
+"""Self-attention networks that contain every convolution.
+
+'On the Relationship between Self-Attention and Convolutional Layers', Cordonnier, Loukas, Jaggi, ICLR 2020
+- https://arxiv.org/abs/1911.03584
+
+Six post-norm transformer layers on the pixels of a 2x downsampled image, with as many channels in every head as in the
+layer. The variants differ in which terms of the attention score (the paper's equation 8) they keep, and in how they
+encode positions; see :class:`timm_selfconv.layers.SelfAttention2d`.
+"""
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+
+import torch
+import torch.nn as nn
+
+from timm.layers import ClassifierHead, DropPath, Mlp, calculate_drop_path_rates, get_device_dtype, \
+    register_notrace_function, resample_abs_pos_embed_nhwc, to_2tuple
+from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
+
+from timm_selfconv.layers import SelfAttention2d, resample_table
+from ._cifar import build_cifar_model, cifar_cfg
+from ._released import convert_released, is_released
+
+__all__ = ['SelfAttentionNet']
+
+
+@torch.fx.wrap
+@register_notrace_function
+def check_images(x: torch.Tensor, in_chans: int, patch_size: int) -> torch.Tensor:
+    """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them."""
+    if x.dim() != 4 or x.shape[1] != in_chans:
+        raise ValueError(f'x of shape {list(x.shape)}: needs images of shape (batch, {in_chans}, height, width)')
+    height, width = x.shape[2], x.shape[3]
+    if min(height, width) < patch_size or height % patch_size != 0 or width % patch_size != 0:
+        raise ValueError(f'x of shape {list(x.shape)}: needs a height and width that are multiples of {patch_size}')
+    return x
+
+
+def to_grid_size(img_size: Union[int, Sequence[int]], patch_size: int) -> Tuple[int, int]:
+    """Rows and columns of patches in an image, a ValueError if they don't fill it."""
+    size = to_2tuple(img_size)
+    if len(size) != 2 or any(not isinstance(s, int) or s < patch_size or s % patch_size for s in size):
+        raise ValueError(f'img_size={img_size!r}: needs a height and a width that are multiples of {patch_size}')
+    return size[0] // patch_size, size[1] // patch_size
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each added to its input and normalised (post-norm)."""
+
+    def __init__(
+            self,
+            dim: int,
+            mlp_dim: int,
+            num_heads: int,
+            drop: float = 0.,
+            attn_drop: float = 0.,
+            drop_path: float = 0.,
+            norm_eps: float = 1e-12,
+            device=None,
+            dtype=None,
+            **attn_kwargs: Any,
+    ):
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        self.attn = SelfAttention2d(dim, num_heads, attn_drop=attn_drop, proj_drop=drop, **attn_kwargs, **dd)
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
+        self.mlp = Mlp(dim, mlp_dim, drop=(0., drop), **dd)
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm1(x + self.drop_path1(self.attn(x)))
+        x = self.norm2(x + self.drop_path2(self.mlp(x)))
+        return x
+
+
+class SelfAttentionNet(nn.Module):
+    """Classifier of self-attention layers on a grid of pixels, channels last throughout."""
+
+    def __init__(
+            self,
+            img_size: Union[int, Tuple[int, int]] = 32,
+            patch_size: int = 2,
+            in_chans: int = 3,
+            num_classes: int = 10,
+            global_pool: str = 'avg',
+            embed_dim: int = 400,
+            depth: int = 6,
+            num_heads: Union[int, Sequence[int]] = 9,
+            mlp_dim: int = 512,
+            terms: Sequence[str] = ('position',),
+            encoding: str = 'quadratic',
+            drop_rate: float = 0.,
+            attn_drop_rate: float = 0.,
+            drop_path_rate: float = 0.,
+            device=None,
+            dtype=None,
+    ):
+        """
+        Args:
+            img_size: Height and width of the images, in pixels. Learned encodings are made for it; a net with the
+                quadratic or sinusoid encoding takes any other just as well.
+            patch_size: Side of the invertible downsampling: pixels of a block side by side as channels.
+            in_chans: Channels of the images.
+            num_classes: Number of classes, 0 for features alone.
+            global_pool: Pooling over all positions, '' for none.
+            embed_dim: Channels of the layers and of every head.
+            depth: Number of layers.
+            num_heads: Heads of all layers, or of each.
+            mlp_dim: Hidden channels of the MLPs.
+            terms: Terms of the attention score, see :class:`SelfAttention2d`.
+            encoding: Position encoding, see :class:`SelfAttention2d`.
+            drop_rate: Dropout rate of hidden states, after attention and MLP (the paper: 0.1).
+            attn_drop_rate: Dropout rate of attention probabilities (the paper: 0.1).
+            drop_path_rate: Stochastic depth rate of the last layer, growing linearly from 0.
+
+        Raises:
+            ValueError: If an argument is out of range, or terms and encoding do not fit.
+        """
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        for name, value in (('patch_size', patch_size), ('in_chans', in_chans), ('embed_dim', embed_dim),
+                            ('depth', depth), ('mlp_dim', mlp_dim)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
+        heads = (num_heads,) * depth if isinstance(num_heads, int) else tuple(num_heads)
+        if len(heads) != depth:
+            raise ValueError(f'num_heads={num_heads!r}: needs one number, or one for each of {depth} layers')
+        grid_size = to_grid_size(img_size, patch_size)
+
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.num_features = self.head_hidden_size = embed_dim
+        self.patch_size = patch_size
+        self.num_heads = heads
+        self.output_fmt = 'NHWC'
+        self.grad_checkpointing = False
+
+        self.stem = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
+        drop_path_rates = calculate_drop_path_rates(drop_path_rate, depth)
+        self.blocks = nn.Sequential(*[
+            Block(
+                embed_dim,
+                mlp_dim,
+                heads[i],
+                drop=drop_rate,
+                attn_drop=attn_drop_rate,
+                drop_path=drop_path_rates[i],
+                terms=terms,
+                encoding=encoding,
+                grid_size=grid_size,
+                **dd,
+            )
+            for i in range(depth)
+        ])
+        self.feature_info = [
+            dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{i}') for i in range(depth)]
+        self.head = ClassifierHead(embed_dim, num_classes, pool_type=global_pool, input_fmt=self.output_fmt, **dd)
+
+    @property
+    def global_pool(self) -> str:
+        return self.head.global_pool.pool_type
+
+    @torch.jit.ignore
+    def init_weights(self) -> None:
+        """Initialise all parameters anew, every module its own way (torch's defaults, like the released code)."""
+        for module in self.modules():
+            if hasattr(module, 'reset_parameters'):
+                module.reset_parameters()
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> Set[str]:
+        return {n for n, _ in self.named_parameters() if n.endswith(('encoding.centers', 'encoding.spreads'))}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
+        return dict(stem=r'^stem', blocks=r'^blocks\.(\d+)')
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool)
+        self.head.to(**get_device_dtype(self.stem))
+        self.head.train(self.training)
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
+        """Take images of another (height, width): learned encodings are resampled, the rest needs no change.
+
+        Raises:
+            ValueError: If the size is no multiple of the patch size.
+        """
+        grid_size = to_grid_size(img_size, self.patch_size)
+        for module in self.modules():
+            if hasattr(module, 'set_grid_size'):
+                module.set_grid_size(grid_size)
+        update_model_input_size(self, img_size)
+
+    def _stem(self, x: torch.Tensor) -> torch.Tensor:
+        x = check_images(x, self.in_chans, self.patch_size)
+        return self.stem(x).permute(0, 2, 3, 1)
+
+    def forward_intermediates(
+            self,
+            x: torch.Tensor,
+            indices: Optional[Union[int, List[int]]] = None,
+            norm: bool = False,
+            stop_early: bool = False,
+            output_fmt: str = 'NCHW',
+            intermediates_only: bool = False,
+    ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
+        """Forward features and return the outputs of the chosen layers.
+
+        Args:
+            x: Images, shape (B, C, H, W).
+            indices: Last n layers if an int, all if None, else those of these indices.
+            norm: Layers are post-norm: their outputs are normalised either way.
+            stop_early: Stop after the last layer asked for.
+            output_fmt: 'NCHW' or 'NHWC'.
+            intermediates_only: Leave the final features out.
+
+        Returns:
+            The intermediates, or the final features (NHWC) and the intermediates.
+        """
+        assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
+        intermediates: List[torch.Tensor] = []
+        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
+
+        x = self._stem(x)
+        if torch.jit.is_scripting() or not stop_early:  # can't slice blocks in torchscript
+            blocks = self.blocks
+        else:
+            blocks = self.blocks[:max_index + 1]
+        for i, block in enumerate(blocks):
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                x = checkpoint(block, x)
+            else:
+                x = block(x)
+            if i in take_indices:
+                intermediates.append(x.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else x)
+
+        if intermediates_only:
+            return intermediates
+        return x, intermediates
+
+    def prune_intermediate_layers(
+            self,
+            indices: Union[int, List[int]] = 1,
+            prune_norm: bool = False,
+            prune_head: bool = True,
+    ) -> List[int]:
+        """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
+        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[:max_index + 1]
+        self.num_heads = self.num_heads[:max_index + 1]
+        if prune_head:
+            self.reset_classifier(0, '')
+        return take_indices
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        x = self._stem(x)
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            for block in self.blocks:
+                x = checkpoint(block, x)
+        else:
+            x = self.blocks(x)
+        return x
+
+    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.forward_features(x)
+        x = self.forward_head(x)
+        return x
+
+
+def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) -> Dict[str, torch.Tensor]:
+    """Fit a checkpoint to a net: unwrap it, translate the released code's, resample learned encodings.
+
+    Raises:
+        ValueError: If a layer of the checkpoint has another number of heads than the net's.
+    """
+    for key in ('model_state_dict', 'state_dict', 'model'):
+        state_dict = state_dict.get(key, state_dict)
+    if is_released(state_dict):
+        state_dict = convert_released(state_dict, model.patch_size)
+
+    heads = tuple(
+        state_dict[f'blocks.{i}.attn.value.weight'].shape[1] // model.num_features
+        for i in range(len(model.blocks)) if f'blocks.{i}.attn.value.weight' in state_dict)
+    if len(heads) == len(model.num_heads) and heads != model.num_heads:
+        raise ValueError(
+            f'num_heads={model.num_heads}: the checkpoint has {heads} heads a layer, create the model with '
+            f'num_heads={heads}')
+
+    target = model.state_dict()
+    out = {}
+    for name, value in state_dict.items():
+        if name in target and value.shape != target[name].shape:
+            if name.endswith(('encoding.row_table', 'encoding.col_table')):
+                value = resample_table(value, (target[name].shape[0] + 1) // 2)
+            elif name.endswith('encoding.table'):
+                value = resample_abs_pos_embed_nhwc(value, list(target[name].shape[:2]))[0]
+        out[name] = value
+    return out
+
+
+def _cfg(name: str, patch_size: int = 2, **kwargs: Any) -> Dict[str, Any]:
+    return cifar_cfg(
+        name,
+        pool_size=(32 // patch_size, 32 // patch_size),
+        first_conv='stem', classifier='head.fc',
+        paper_ids='arXiv:1911.03584',
+        paper_name='On the Relationship between Self-Attention and Convolutional Layers',
+        origin_url='https://github.com/epfml/attention-cnn',
+        **kwargs,
+    )
+
+
+default_cfgs = generate_default_cfgs({
+    f'{name}.cifar10': _cfg(name, patch_size=patch_size) for name, patch_size in (
+        ('sa_quadratic_cifar', 2),
+        ('sa_quadratic_gen_cifar', 2),
+        ('sa_quadratic_gen_pruned_cifar', 2),
+        ('sa_learned_cifar', 2),
+        ('sa_learned_content_cifar', 2),
+        ('sa_quadratic_h16_cifar', 2),
+        ('sa_learned_h16_cifar', 2),
+        ('sa_learned_content_h16_cifar', 2),
+        ('sa_quadratic_tiny_cifar', 4),
+        ('sa_learned_tiny_cifar', 4),
+        ('sa_learned_content_tiny_cifar', 4),
+    )
+})
+
+
+def _create_self_attention(variant: str, pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    out_indices = kwargs.pop('out_indices', tuple(range(kwargs.get('depth', 6))))
+    return build_cifar_model(
+        SelfAttentionNet, variant, pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
+        **kwargs,
+    )
+
+
+CONTENT = ('content', 'content_position')
+TINY = dict(patch_size=4, embed_dim=96, mlp_dim=192)
+
+
+@register_model
+def sa_quadratic_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """Quadratic encoding, isotropic Gaussian heads: the paper's 'SA quadratic emb.' (12.1M, 93.8 % published)."""
+    return _create_self_attention('sa_quadratic_cifar', pretrained, **kwargs)
+
+
+@register_model
+def sa_quadratic_gen_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """Quadratic encoding with a full precision a head: the paper's 'SA quadratic emb. gen.' (12.1M, 93.4 %)."""
+    model_args = dict(encoding='quadratic_gen')
+    return _create_self_attention('sa_quadratic_gen_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_quadratic_gen_pruned_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """The general quadratic net without its degenerate heads: 'quadratic emb. gen. pruned' (9.7M, 93.4 %)."""
+    model_args = dict(encoding='quadratic_gen', num_heads=(7, 5, 8, 7, 3, 9))
+    return _create_self_attention('sa_quadratic_gen_pruned_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_learned_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """Learned relative encoding, positions alone: the paper's 'SA learned emb.' (12.3M, 91.8 %)."""
+    model_args = dict(encoding='learned')
+    return _create_self_attention('sa_learned_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_learned_content_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """Learned relative encoding and content: the paper's 'SA learned emb. + content' (29.5M, 87.1 %)."""
+    model_args = dict(encoding='learned', terms=CONTENT)
+    return _create_self_attention('sa_learned_content_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_quadratic_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """`sa_quadratic_cifar` with 16 heads a layer."""
+    model_args = dict(num_heads=16)
+    return _create_self_attention('sa_quadratic_h16_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_learned_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """`sa_learned_cifar` with 16 heads a layer."""
+    model_args = dict(encoding='learned', num_heads=16)
+    return _create_self_attention('sa_learned_h16_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_learned_content_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """`sa_learned_content_cifar` with 16 heads a layer."""
+    model_args = dict(encoding='learned', terms=CONTENT, num_heads=16)
+    return _create_self_attention('sa_learned_content_h16_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_quadratic_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """A small quadratic net that trains on a CPU: 96 channels on 8 x 8 positions."""
+    return _create_self_attention('sa_quadratic_tiny_cifar', pretrained, **dict(TINY, **kwargs))
+
+
+@register_model
+def sa_learned_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """A small position-only learned net that trains on a CPU: 96 channels on 8 x 8 positions."""
+    model_args = dict(TINY, encoding='learned')
+    return _create_self_attention('sa_learned_tiny_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_learned_content_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """A small net with content that trains on a CPU: 96 channels on 8 x 8 positions."""
+    model_args = dict(TINY, encoding='learned', terms=CONTENT)
+    return _create_self_attention('sa_learned_content_tiny_cifar', pretrained, **dict(model_args, **kwargs))
