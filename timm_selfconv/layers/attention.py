@@ -66,14 +66,12 @@ def separable_attention(rows: torch.Tensor, cols: torch.Tensor, x: torch.Tensor)
         x: Values, shape (B, H, W, C).
 
     Returns:
-        What each head gathers, shape (B, heads, H, W, C), in the dtype of x.
+        What each head gathers, shape (B, H, W, heads, C).
     """
-    batch, height, width, channels = x.shape
-    num_heads = rows.shape[1]
-    row_probs = rows.flatten(1, 3).softmax(dim=-1).to(x.dtype)  # (1, heads H, H)
-    col_probs = cols[0].softmax(dim=-1).to(x.dtype)  # (heads, 1, W, W)
-    gathered = row_probs @ x.reshape(batch, height, width * channels)
-    return col_probs @ gathered.view(batch, num_heads, height, width, channels)
+    row_probs = rows[0, :, :, 0].softmax(dim=-1).to(x.dtype)
+    col_probs = cols[0, :, 0].softmax(dim=-1).to(x.dtype)
+    gathered = torch.einsum('hik,bklc->bhilc', row_probs, x)
+    return torch.einsum('hjl,bhilc->bijhc', col_probs, gathered)
 
 
 @torch.fx.wrap
@@ -224,7 +222,8 @@ class SelfAttention2d(nn.Module):
     def scores(self, x: torch.Tensor) -> torch.Tensor:
         """Scores A of equation (8) for x, shape (B, H, W, dim): shape (B or 1, heads, H W, H W), query before key."""
         query, key, bias = self.query_key_bias(x)
-        if self.has_key and query is not None and key is not None:
+        if self.has_key:
+            assert query is not None and key is not None
             content = at_least_float32((query * self.scale) @ key.transpose(-2, -1))
             return content if bias is None else content + bias
         assert bias is not None
@@ -258,18 +257,18 @@ class SelfAttention2d(nn.Module):
             gathered = separable_attention(rows, cols, x)
         elif self.has_key and fused:
             query, key, bias = self.query_key_bias(x)
+            assert query is not None and key is not None
             value = x.reshape(batch, 1, height * width, dim).expand(-1, self.num_heads, -1, -1)
-            gathered = scaled_dot_product_attention(query, key, value, bias, drop)
+            gathered = scaled_dot_product_attention(query, key, value, bias, drop).transpose(1, 2)
         else:
             attn = self.scores(x)
             attn = attn.softmax(dim=-1)
             attn = self.attn_drop(attn).to(x.dtype)
             if self.has_query or self.has_key:
-                gathered = attn @ x.reshape(batch, 1, height * width, dim)
-            else:  # one map serves all images: one matrix product instead of one an image and head
-                gathered = attn.flatten(0, 2) @ x.reshape(batch, height * width, dim)
+                gathered = (attn @ x.reshape(batch, 1, height * width, dim)).transpose(1, 2)
+            else:  # one map serves all images: one matrix product for all heads
+                gathered = torch.einsum('hqk,bkc->bqhc', attn[0], x.reshape(batch, height * width, dim))
 
-        gathered = gathered.view(batch, self.num_heads, height, width, dim).permute(0, 2, 3, 1, 4)
         x = self.value(gathered.reshape(batch, height, width, self.num_heads * dim))
         x = self.proj(x)
         return self.proj_drop(x)

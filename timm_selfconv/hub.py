@@ -1,0 +1,131 @@
+"""Weights: where they are, how they are saved, and the model cards that stand beside them."""
+import os
+from pathlib import Path
+from typing import Dict, Optional, Union
+
+import safetensors.torch
+import torch
+import torch.nn as nn
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from timm_selfconv.models import WEIGHTS_DIR
+
+__all__ = ['card_path', 'measured_accuracy', 'model_card', 'save_weights', 'weights_path', 'write_new']
+
+
+def weights_path(name: str) -> Path:
+    """Where the weights of a net lie if they ship with the package."""
+    return WEIGHTS_DIR / f'{name}.safetensors'
+
+
+def card_path(name: str) -> Path:
+    """Where the model card of a net lies if its weights ship with the package."""
+    return WEIGHTS_DIR / f'{name}.md'
+
+
+def measured_accuracy(name: str) -> Optional[float]:
+    """CIFAR-10 test accuracy that the model card of a shipped net states.
+
+    Args:
+        name: Registered name of the net.
+
+    Returns:
+        Accuracy between 0 and 1, or None if no card ships.
+    """
+    if not card_path(name).is_file():
+        return None
+    results = ModelCard.load(card_path(name)).data.eval_results or []
+    return next((float(r.metric_value) for r in results if r.metric_type == 'accuracy'), None)
+
+
+def write_new(path: Union[str, Path], content: bytes) -> None:
+    """Write a file that must not exist yet, whole or not at all.
+
+    Args:
+        path: Where to; its folder is made if need be.
+        content: What to write.
+
+    Raises:
+        FileExistsError: If there is a file already; it is left alone.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+    try:
+        temporary.write_bytes(content)
+        os.link(temporary, path)  # unlike a rename, this fails where a file exists
+    except FileExistsError:
+        raise FileExistsError(f'{path} exists: remove it or choose another name') from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
+    """Save a model's state dict as safetensors, floating point tensors in another dtype.
+
+    Args:
+        model: The model.
+        path: Where to; must end in .safetensors and not exist yet.
+        dtype: Floating point type of the file.
+
+    Raises:
+        ValueError: If the path ends otherwise, or a value is not finite in that type.
+        FileExistsError: If the file exists.
+    """
+    if Path(path).suffix != '.safetensors':
+        raise ValueError(f'path={str(path)!r}: needs the ending .safetensors')
+    tensors = {}
+    for name, value in model.state_dict().items():
+        value = value.to(dtype) if value.is_floating_point() else value
+        if not value.isfinite().all():
+            raise ValueError(f'dtype={dtype}: {name} holds values that are not finite in it')
+        tensors[name] = value.contiguous()
+    write_new(path, safetensors.torch.save(tensors, metadata={'format': 'pt'}))
+
+
+def model_card(name: str, accuracy: float, facts: Dict[str, str]) -> str:
+    """A model card in the Hub's format.
+
+    Args:
+        name: Registered name of the net.
+        accuracy: Measured accuracy on the CIFAR-10 test split, between 0 and 1.
+        facts: How the weights came about (recipe, epochs, seed, hardware, ...), a table row each, in order.
+
+    Returns:
+        Markdown with the metadata block that :func:`measured_accuracy` and the Hub read.
+    """
+    data = ModelCardData(
+        license='apache-2.0',
+        library_name='timm',
+        pipeline_tag='image-classification',
+        tags=['image-classification', 'timm', 'timm_selfconv', 'self-attention', 'cifar10'],
+        datasets=['uoft-cs/cifar10'],
+        model_name=name,
+        eval_results=[EvalResult(
+            task_type='image-classification',
+            dataset_type='uoft-cs/cifar10',
+            dataset_name='CIFAR-10',
+            dataset_split='test',
+            metric_type='accuracy',
+            metric_value=accuracy,
+        )],
+    )
+    rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items())
+    return f"""---
+{data.to_yaml()}
+---
+
+# {name}
+
+| | |
+|---|---|
+{rows}
+| test accuracy | {accuracy:.4f} (all 10,000 images of the CIFAR-10 test split, from this file, in eval mode) |
+
+```python
+import timm
+import timm_selfconv  # registers the model
+
+model = timm.create_model('{name}', pretrained=True).eval()
+```
+"""
