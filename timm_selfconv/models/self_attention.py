@@ -428,6 +428,6 @@ def sa_learned_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttent
 
 @register_model
 def sa_learned_content_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """A small net with content that trains on a CPU: 96 channels on 8 x 8 positions."""
-    model_args = dict(TINY, encoding='learned', terms=CONTENT)
+    """A small net with content that trains on a CPU: 64 channels on 8 x 8 positions."""
+    model_args = dict(TINY, embed_dim=64, mlp_dim=128, encoding='learned', terms=CONTENT)
     return _create_self_attention('sa_learned_content_tiny_cifar', pretrained, **dict(model_args, **kwargs))
