@@ -1,1 +1,2 @@
+from .analysis.attention_maps import attention_maps
 from .models import ResNetCifar, SelfAttentionNet

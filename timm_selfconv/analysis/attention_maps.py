@@ -1,5 +1,5 @@
 """Attention maps: where every query of a net looks."""
-from typing import List
+from typing import Any, List, Tuple
 
 import torch
 import torch.nn as nn
@@ -32,7 +32,7 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
 
     maps: List[torch.Tensor] = []
 
-    def look(layer: nn.Module, args: tuple) -> None:
+    def look(layer: Any, args: Tuple[torch.Tensor]) -> None:
         maps.append(layer.attention_probs(args[0]))
 
     hooks = [layer.register_forward_pre_hook(look) for layer in layers]

@@ -2,12 +2,12 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
 from PIL import Image, UnidentifiedImageError
-from timm.data import create_dataset, create_loader, create_transform, resolve_data_config
+from timm.data import ImageDataset, create_dataset, create_loader, create_transform, resolve_data_config
 from tqdm import tqdm
 
 __all__ = ['Evaluation', 'classify', 'evaluate', 'open_images']
@@ -23,16 +23,32 @@ class Evaluation:
     images_per_second: float
 
 
-def class_names(model: nn.Module) -> Tuple[str, ...]:
+def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
     """Names of a model's classes, their numbers where its configuration knows none that fit."""
-    names = tuple(model.pretrained_cfg.get('label_names') or ())
-    return names if len(names) == model.num_classes else tuple(str(i) for i in range(model.num_classes))
+    names = tuple(getattr(model, 'pretrained_cfg', {}).get('label_names') or ())
+    return names if len(names) == num_classes else tuple(str(i) for i in range(num_classes))
 
 
-def dataset_name(data: str) -> str:
-    """timm's name for a dataset: a folder with parquet files is read by `datasets`, others stay as they are."""
+def open_dataset(data: str, split: str, data_dir: Optional[str], input_key: str, target_key: str) -> ImageDataset:
+    """timm's dataset of a name or folder; a folder with parquet files is read as the Hub's layout.
+
+    Raises:
+        ValueError: If it is neither, or has no images.
+    """
     folder = Path(data)
-    return f'hfds/{data}' if folder.is_dir() and next(folder.rglob('*.parquet'), None) else data
+    if folder.is_dir() and next(folder.rglob('*.parquet'), None):
+        data = f'hfds/{data}'
+    if data.startswith('hfds/'):
+        dataset = create_dataset(data, None, split=split, input_key=input_key, target_key=target_key)
+    elif folder.is_dir():
+        dataset = create_dataset('', data, split=split)
+    elif '/' in data and not folder.is_absolute() and data.split('/')[0] in ('torch', 'tfds', 'wds', 'hfids'):
+        dataset = create_dataset(data, data_dir, split=split)
+    else:
+        raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
+    if not len(dataset):
+        raise ValueError(f'data={data!r}: split {split!r} has no images')
+    return dataset
 
 
 def evaluate(
@@ -40,6 +56,7 @@ def evaluate(
         data: str,
         split: str = 'test',
         batch_size: int = 128,
+        data_dir: Optional[str] = None,
         input_key: str = 'img',
         target_key: str = 'label',
         device: str = 'cpu',
@@ -53,6 +70,7 @@ def evaluate(
             ('hfds/uoft-cs/cifar10', 'torch/cifar10', ...).
         split: Split of the dataset.
         batch_size: Images a batch.
+        data_dir: Where the files of a named dataset lie, for those that need it ('torch/cifar10').
         input_key: Column of the images, for the Hub's layout.
         target_key: Column of the labels, for the Hub's layout.
         device: Where the model runs.
@@ -62,13 +80,9 @@ def evaluate(
         Accuracies over all images of the split.
 
     Raises:
-        ValueError: If there are no images, or labels that the model has no class for.
+        ValueError: If there is no such dataset, no images in it, or labels that the model has no class for.
     """
-    name = dataset_name(data)
-    root, name = (data, '') if Path(name).is_dir() else (None, name)
-    dataset = create_dataset(name, root=root, split=split, input_key=input_key, target_key=target_key)
-    if not len(dataset):
-        raise ValueError(f'data={data!r}: split {split!r} has no images')
+    dataset = open_dataset(data, split, data_dir, input_key, target_key)
     config = resolve_data_config({}, model=model)
     loader = create_loader(
         dataset,
@@ -90,14 +104,15 @@ def evaluate(
             labels.append(target)
     seconds = time.perf_counter() - start
 
-    hit = torch.cat(predictions) == torch.cat(labels)[:, None]
-    label = torch.cat(labels)
-    if int(label.max()) >= model.num_classes or int(label.min()) < 0:
+    label, num_classes = torch.cat(labels), logits.shape[1]
+    if int(label.max()) >= num_classes or int(label.min()) < 0:
         raise ValueError(
             f'data={data!r}: has labels from {int(label.min())} to {int(label.max())}, '
-            f'but the model has {model.num_classes} classes')
+            f'but the model has {num_classes} classes')
+    hit = torch.cat(predictions) == label[:, None]
     top1, top5 = hit[:, 0].double(), hit.any(1).double()
-    per_class = {n: float(top1[label == i].mean()) for i, n in enumerate(class_names(model)) if (label == i).any()}
+    names = class_names(model, num_classes)
+    per_class = {n: float(top1[label == i].mean()) for i, n in enumerate(names) if (label == i).any()}
     return Evaluation(float(top1.mean()), float(top5.mean()), per_class, len(label), len(label) / seconds)
 
 
@@ -133,5 +148,5 @@ def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str,
     with torch.inference_mode():
         probs = model(batch).float().softmax(dim=-1)
     best = probs.max(dim=-1)
-    names = class_names(model)
+    names = class_names(model, probs.shape[1])
     return [(names[int(i)], float(p)) for p, i in zip(best.values, best.indices)]

@@ -83,7 +83,7 @@ def scaled_dot_product_attention(
         bias: Optional[torch.Tensor],
         dropout_p: float,
 ) -> torch.Tensor:
-    """torch's fused attention for one dtype throughout; shapes (B, heads, H W, dim), bias (B or 1, heads, H W, H W)."""
+    """torch's fused attention in the query's dtype; shapes (B, heads, H W, dim), bias (B or 1, heads, H W, H W)."""
     if bias is not None:
         bias = bias.to(query.dtype)
     return F.scaled_dot_product_attention(query, key, value.to(query.dtype), attn_mask=bias, dropout_p=dropout_p)
@@ -97,14 +97,15 @@ class SelfAttention2d(nn.Module):
         A[q, k] = (x_q Wq Wk' x_k  +  x_q Wq r_delta  +  u Wk' x_k) / sqrt(D)  +  v r_delta
                    content            content_position   key_bias                 position
 
-    and the layer returns ``sum_h softmax(A_h) X W_h`` (equations 1 and 4) through one more linear map. Every head has as
-    many channels as the layer, as in the paper's theorem, which needs D_h >= D_out.
+    and the layer returns ``sum_h softmax(A_h) X W_h`` (equations 1 and 4) through one more linear map. Every head has
+    as many channels as the layer: the paper's theorem gives min(D_h, D_out) output channels.
 
     Position-only attention with a separable encoding runs through its row and column factors; attention with content
-    through ``scaled_dot_product_attention``. Both give way to an explicit map, softmax then ``attn_drop``, where that is
-    asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities that have factors alone.
+    through ``scaled_dot_product_attention``. Both give way to an explicit map, softmax then ``attn_drop``, where that
+    is asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities that have factors alone.
     """
-    fused_attn: Final[bool]
+    encoding: nn.Module
+    fused_attn: bool
     absolute: Final[bool]
     relative: Final[bool]
     separable: Final[bool]

@@ -4,21 +4,22 @@ The paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) writes every 
 relative encoding ``r_delta`` of the offset ``delta = key - query``, in pixels (its equation 8). Three kinds of encoding
 stand here, as pure functions first and as thin modules after them:
 
-- quadratic, equation (9): a head is a Gaussian of centre ``Delta`` and precision ``Sigma^-1`` around the query, isotropic
-  or with a full 2 x 2 precision (appendix D.1);
+- quadratic, equation (9): a head is a Gaussian of centre ``Delta`` and precision ``Sigma^-1`` around the query,
+  isotropic or with a full 2 x 2 precision (appendix D.1);
 - learned: one table for row offsets, one for column offsets (Ramachandran et al., 2019);
 - absolute, equations (3) and (7): one vector a position, sinusoid or learned, added to what is scored.
 
 Scores of the first two are a row part plus a column part, so a softmax over all keys is the product of a softmax over
 key rows and one over key columns. Only the off-diagonal entry of a full precision couples the two axes.
 """
-from typing import Final, Optional, Tuple
+from typing import TYPE_CHECKING, Final, Optional, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import build_sincos2d_pos_embed, register_notrace_module, resample_abs_pos_embed_nhwc, trunc_normal_
+from timm.layers import build_sincos2d_pos_embed, register_notrace_function, register_notrace_module, \
+    resample_abs_pos_embed_nhwc, trunc_normal_
 
 __all__ = [
     'AbsoluteEncoding',
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 
+@torch.fx.wrap
+@register_notrace_function
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     """Half precision to float32, the rest as it is: offsets and their scores need more than 8 bits."""
     return x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
@@ -143,6 +146,10 @@ class QuadraticEncoding(nn.Module):
     full: Final[bool]
     position: Final[bool]
     content_position: Final[bool]
+    if TYPE_CHECKING:  # torchscript would hold us to these where a term is left out and its parameters are None
+        centers: torch.Tensor
+        spreads: torch.Tensor
+        query_weight: torch.Tensor
 
     def __init__(
             self,
@@ -239,11 +246,14 @@ class LearnedEncoding(nn.Module):
     Attributes:
         row_table: Row offsets from ``-(H - 1)`` to ``H - 1``, shape (2 H - 1, dim).
         col_table: Column offsets, shape (2 W - 1, dim).
-        row_keys: ``v`` of equation (8), what each head makes of a row offset, shape (heads, dim); with the position term.
+        row_keys: ``v`` of equation (8) for row offsets, shape (heads, dim); only with the position term.
         col_keys: The same for column offsets.
     """
     position: Final[bool]
     content_position: Final[bool]
+    if TYPE_CHECKING:
+        row_keys: torch.Tensor
+        col_keys: torch.Tensor
 
     def __init__(
             self,
@@ -326,10 +336,12 @@ class AbsoluteEncoding(nn.Module):
     """Absolute encoding, equations (3) and (7): one vector a position, added to what queries and keys are made of.
 
     Attributes:
-        table: Learned vectors, shape (H, W, dim); None for sinusoids (Vaswani et al., 2017, rows and columns in one half
-            of the channels each).
+        table: Learned vectors, shape (H, W, dim); None for sinusoids (Vaswani et al., 2017), which encode rows in one
+            half of the channels and columns in the other.
     """
     learned: Final[bool]
+    if TYPE_CHECKING:
+        table: torch.Tensor
 
     def __init__(self, dim: int, grid_size: Tuple[int, int], learned: bool = True, device=None, dtype=None):
         """
@@ -360,7 +372,7 @@ class AbsoluteEncoding(nn.Module):
         """Resample learned vectors for inputs of other than the present (rows, columns)."""
         if self.learned and tuple(self.table.shape[:2]) != tuple(grid_size):
             table = resample_abs_pos_embed_nhwc(self.table.detach(), list(grid_size))[0]
-            self.table = nn.Parameter(table.contiguous(), self.table.requires_grad)
+            self.register_parameter('table', nn.Parameter(table.contiguous(), self.table.requires_grad))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Encode positions into x, shape (B, H, W, dim), and return the sum, same shape.

@@ -1,3 +1,3 @@
-from ._cifar import CIFAR10_CLASSES, WEIGHTS_DIR
+from ._cifar import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, WEIGHTS_DIR
 from .resnet_cifar import ResNetCifar
 from .self_attention import SelfAttentionNet

@@ -1,11 +1,13 @@
 """What all nets of the zoo share: their CIFAR-10 configuration and how they are built."""
 from pathlib import Path
-from typing import Any, Dict, Type
+from typing import Any, Dict, Type, TypeVar
 
 import torch.nn as nn
 
 from timm.models import build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
+
+ModelT = TypeVar('ModelT', bound=nn.Module)
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'WEIGHTS_DIR', 'build_cifar_model', 'cifar_cfg']
 
@@ -30,7 +32,7 @@ def cifar_cfg(name: str, **kwargs: Any) -> Dict[str, Any]:
     }
 
 
-def build_cifar_model(model_cls: Type[nn.Module], variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+def build_cifar_model(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs: Any) -> ModelT:
     """timm's builder, with an answer to the question what to do about a net that has no weights yet.
 
     Raises:

@@ -27,9 +27,10 @@ class ResNetCifar(ResNet):
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__(in_chans=in_chans, num_classes=num_classes, **kwargs, **dd)
-        self.conv1 = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False, **dd)
-        self.maxpool = nn.Identity()
-        nn.init.kaiming_normal_(self.conv1.weight, mode='fan_out', nonlinearity='relu')
+        conv1 = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False, **dd)
+        nn.init.kaiming_normal_(conv1.weight, mode='fan_out', nonlinearity='relu')
+        self.add_module('conv1', conv1)
+        self.add_module('maxpool', nn.Identity())
         for info, reduction in zip(self.feature_info, (1, 1, 2, 4, 8)):
             info['reduction'] = reduction
 

@@ -139,7 +139,7 @@ class SelfAttentionNet(nn.Module):
         self.grad_checkpointing = False
 
         self.stem = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
-        drop_path_rates = calculate_drop_path_rates(drop_path_rate, depth)
+        drop_path_rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         self.blocks = nn.Sequential(*[
             Block(
                 embed_dim,
@@ -167,8 +167,9 @@ class SelfAttentionNet(nn.Module):
     def init_weights(self) -> None:
         """Initialise all parameters anew, every module its own way (torch's defaults, like the released code)."""
         for module in self.modules():
-            if hasattr(module, 'reset_parameters'):
-                module.reset_parameters()
+            reset_parameters = getattr(module, 'reset_parameters', None)
+            if reset_parameters is not None:
+                reset_parameters()
 
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
@@ -201,8 +202,9 @@ class SelfAttentionNet(nn.Module):
         """
         grid_size = to_grid_size(img_size, self.patch_size)
         for module in self.modules():
-            if hasattr(module, 'set_grid_size'):
-                module.set_grid_size(grid_size)
+            set_grid_size = getattr(module, 'set_grid_size', None)
+            if set_grid_size is not None:
+                set_grid_size(grid_size)
         update_model_input_size(self, img_size)
 
     def _stem(self, x: torch.Tensor) -> torch.Tensor:

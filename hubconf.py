@@ -1,0 +1,36 @@
+"""Entrypoints for torch.hub: ``torch.hub.load(repo, 'sa_quadratic_tiny_cifar', pretrained=True)``."""
+dependencies = ['torch', 'torchvision', 'timm', 'fvcore', 'huggingface_hub', 'safetensors']
+
+
+def _entrypoint(name, summary):
+    def create(pretrained=False, **kwargs):
+        import timm  # torch.hub imports this file before it looks at the dependencies
+
+        import timm_selfconv  # noqa: F401  registers the models
+        return timm.create_model(name, pretrained=pretrained, **kwargs)
+
+    create.__name__ = name
+    create.__doc__ = f"""{summary}
+
+    Args:
+        pretrained: Load trained weights.
+        **kwargs: Arguments of timm.create_model, e.g. num_classes, in_chans, img_size, features_only.
+    """
+    return create
+
+
+sa_quadratic_cifar = _entrypoint('sa_quadratic_cifar', 'Quadratic encoding: every head is an isotropic Gaussian.')
+sa_quadratic_gen_cifar = _entrypoint('sa_quadratic_gen_cifar', 'Quadratic encoding with a full precision a head.')
+sa_quadratic_gen_pruned_cifar = _entrypoint(
+    'sa_quadratic_gen_pruned_cifar', 'The general quadratic net without its degenerate heads.')
+sa_learned_cifar = _entrypoint('sa_learned_cifar', 'Learned relative encoding, positions alone.')
+sa_learned_content_cifar = _entrypoint('sa_learned_content_cifar', 'Learned relative encoding and content.')
+sa_quadratic_h16_cifar = _entrypoint('sa_quadratic_h16_cifar', 'Quadratic encoding, 16 heads a layer.')
+sa_learned_h16_cifar = _entrypoint('sa_learned_h16_cifar', 'Learned relative encoding, 16 heads a layer.')
+sa_learned_content_h16_cifar = _entrypoint(
+    'sa_learned_content_h16_cifar', 'Learned relative encoding and content, 16 heads a layer.')
+sa_quadratic_tiny_cifar = _entrypoint('sa_quadratic_tiny_cifar', 'A small quadratic net that trains on a CPU.')
+sa_learned_tiny_cifar = _entrypoint('sa_learned_tiny_cifar', 'A small learned net that trains on a CPU.')
+sa_learned_content_tiny_cifar = _entrypoint(
+    'sa_learned_content_tiny_cifar', 'A small net with content that trains on a CPU.')
+resnet18_cifar = _entrypoint('resnet18_cifar', 'ResNet-18 with a 3x3 stem, the convolutional baseline.')

@@ -1,0 +1,84 @@
+import os
+
+import pytest
+import timm
+import torch
+import torch.nn as nn
+from PIL import Image
+
+from timm_selfconv import hub
+from timm_selfconv.analysis.evaluation import classify, evaluate, open_images
+from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
+
+CIFAR10 = os.environ.get('CIFAR10', '')
+
+
+class RedMeter(nn.Module):
+    """Classifies grey-to-red pictures by how much red they hold: class i wins at red = i / 10."""
+    num_classes, pretrained_cfg = 10, dict(
+        input_size=(3, 8, 8), mean=CIFAR10_MEAN, std=CIFAR10_STD, crop_pct=1.0, label_names=CIFAR10_CLASSES)
+
+    def forward(self, x):
+        red = x[:, 0].mean((1, 2)) * CIFAR10_STD[0] + CIFAR10_MEAN[0]
+        return -100 * (red[:, None] - torch.arange(10) / 10).abs()
+
+
+def picture(label):
+    return Image.new('RGB', (8, 8), (round(255 * label / 10), 0, 0))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two pictures a class; of class 9, one looks like class 0 and one like class 8."""
+    for label, name in enumerate(CIFAR10_CLASSES):
+        (tmp_path / 'test' / name).mkdir(parents=True)
+        for i in range(2):
+            seen = label if label < 9 else (0, 8)[i]
+            picture(seen).save(tmp_path / 'test' / name / f'{i}.png')
+    return tmp_path
+
+
+def test_accuracies_of_a_classifier_that_is_known(folder):
+    result = evaluate(RedMeter(), str(folder), progress=False, batch_size=3)
+    assert result.images == 20
+    assert result.top1 == pytest.approx(18 / 20)
+    assert result.top5 == pytest.approx(19 / 20)  # what looks like 8 has 9 beside it, what looks like 0 has not
+    assert list(result.per_class) == list(CIFAR10_CLASSES)
+    assert result.per_class['truck'] == 0 and result.per_class['airplane'] == 1
+    assert result.images_per_second > 0
+
+
+def test_labels_beyond_the_classes_are_refused(folder):
+    model = timm.create_model('sa_quadratic_tiny_cifar', num_classes=4)
+    with pytest.raises(ValueError, match=r'labels from 0 to 9.*4 classes'):
+        evaluate(model, str(folder), progress=False)
+
+
+@pytest.mark.parametrize('data', ['nowhere', '/nowhere/at/all', 'csv/table'])
+def test_what_is_no_dataset_is_named(data):
+    with pytest.raises(ValueError, match=rf"data='{data}'.*folder or a timm dataset name"):
+        evaluate(RedMeter(), data, progress=False)
+
+
+def test_pictures_are_classified_one_by_one(tmp_path):
+    picture(3).convert('L').save(tmp_path / 'grey.png')
+    picture(7).save(tmp_path / 'red.png')
+    results = classify(RedMeter(), open_images([tmp_path / 'red.png', tmp_path / 'grey.png']))
+    assert results[0][0] == 'horse' and results[0][1] == pytest.approx(1., abs=1e-3)
+    assert len(results) == 2
+
+
+@pytest.mark.parametrize('name', ['missing.png', 'text.png', '.'])
+def test_what_is_no_picture_is_named(name, tmp_path):
+    (tmp_path / 'text.png').write_text('not a picture')
+    with pytest.raises(ValueError, match=r'image .*readable picture'):
+        open_images([tmp_path / name])
+
+
+@pytest.mark.skipif(not CIFAR10, reason='CIFAR10 names no folder with the dataset in the Hub\'s parquet layout')
+@pytest.mark.parametrize('name', [p.stem for p in sorted(hub.WEIGHTS_DIR.glob('*.safetensors'))])
+def test_shipped_nets_reach_the_accuracy_of_their_cards(name):
+    """On the first 1,000 images; four standard deviations of a binomial of 1,000 are 0.05."""
+    result = evaluate(timm.create_model(name, pretrained=True), CIFAR10, split='test[:1000]', progress=False)
+    assert result.images == 1000
+    assert result.top1 == pytest.approx(hub.measured_accuracy(name), abs=0.05)

@@ -1,0 +1,208 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from timm_selfconv.layers import RELATIVE, SelfAttention2d, TERMS
+
+SUBSETS = [s for n in range(1, 5) for s in itertools.combinations(TERMS, n)]
+
+
+def randomise(attn):
+    """Parameters that leave nothing near zero or symmetric."""
+    for p in attn.parameters():
+        torch.nn.init.normal_(p, std=0.7)
+    return attn
+
+
+def reference(attn, x, terms, encoding):
+    """Equations (1), (3), (4) and (8), one query, key and head at a time."""
+    batch, height, width, dim = x.shape
+    e, pixels = attn.encoding if hasattr(attn, 'encoding') else None, list(
+        itertools.product(range(height), range(width)))
+
+    def linear(m, v, h):
+        return m.weight[h * dim:(h + 1) * dim] @ v + m.bias[h * dim:(h + 1) * dim]
+
+    def relative(h, delta, query):
+        """(v_h r_delta, query Wk^ r_delta)"""
+        d1, d2 = delta
+        if encoding == 'learned':
+            reach = ((e.row_table.shape[0] + 1) // 2, (e.col_table.shape[0] + 1) // 2)
+            row, col = e.row_table[d1 + reach[0] - 1], e.col_table[d2 + reach[1] - 1]
+            v = e.row_keys[h] @ row + e.col_keys[h] @ col if 'position' in terms else 0.
+            q = query @ torch.cat([row, col]) if 'content_position' in terms else 0.
+            return v, q
+        r = [d1 * d1, d2 * d2, d1, d2, d1 * d2] if encoding == 'quadratic_gen' else [d1 * d1 + d2 * d2, d1, d2]
+        q = query @ e.query_weight[h] @ torch.tensor(r, dtype=x.dtype) if 'content_position' in terms else 0.
+        if 'position' not in terms:
+            return 0., q
+        c = e.centers[h]
+        if encoding == 'quadratic_gen':
+            p = e.spreads[h] @ e.spreads[h].T
+            d = torch.tensor([d1, d2], dtype=x.dtype)
+            return -0.5 * d @ p @ d + d @ p @ c, q
+        alpha = e.spreads[h] ** 2 / 2
+        return -alpha * (d1 * d1 + d2 * d2 - 2 * (d1 * c[0] + d2 * c[1])), q
+
+    out = torch.zeros(batch, height, width, dim, dtype=x.dtype)
+    maps = torch.zeros(batch, attn.num_heads, height, width, height, width, dtype=x.dtype)
+    for b, (i, j) in itertools.product(range(batch), pixels):
+        gathered = []
+        for h in range(attn.num_heads):
+            scores = []
+            for k, m in pixels:
+                scored = attn.encoding(x) if attn.absolute else x
+                query = linear(attn.query, scored[b, i, j], h) if attn.has_query else None
+                key = linear(attn.key, scored[b, k, m], h) if attn.has_key else None
+                score = 0.
+                if 'content' in terms:
+                    score += query @ key / math.sqrt(dim)
+                if 'key_bias' in terms:
+                    score += attn.key_bias[h] @ key / math.sqrt(dim)
+                if attn.relative:
+                    v, q = relative(h, (k - i, m - j), query)
+                    score = score + v + q / math.sqrt(dim)
+                scores.append(score)
+            probs = torch.stack([torch.as_tensor(s, dtype=x.dtype) for s in scores]).softmax(0)
+            maps[b, h, i, j] = probs.view(height, width)
+            gathered.append(sum(p * x[b, k, m] for p, (k, m) in zip(probs, pixels)))
+        value = attn.value.weight @ torch.cat(gathered) + attn.value.bias
+        out[b, i, j] = attn.proj.weight @ value + attn.proj.bias
+    return out, maps
+
+
+CASES = [(e, t) for e in RELATIVE for t in SUBSETS] + [('sinusoid', ('content',)), ('absolute', ('content',))]
+
+
+@pytest.mark.parametrize('encoding,terms', CASES, ids=lambda v: v if isinstance(v, str) else '+'.join(v))
+def test_every_choice_of_terms_is_equation_8(encoding, terms):
+    torch.manual_seed(0)
+    attn = randomise(SelfAttention2d(4, 2, terms, encoding, grid_size=(3, 2), dtype=torch.float64)).eval()
+    x = torch.randn(2, 3, 2, 4, dtype=torch.float64)
+    with torch.no_grad():
+        expected, maps = reference(attn, x, terms, encoding)
+        torch.testing.assert_close(attn(x), expected)
+        torch.testing.assert_close(attn.attention_probs(x), maps)
+        attn.fused_attn = False
+        torch.testing.assert_close(attn(x), expected)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from(['quadratic', 'learned']), st.integers(1, 7), st.integers(1, 7), st.integers(1, 4),
+    st.integers(0, 2 ** 16),
+)
+def test_factors_equal_the_map_borders_included(encoding, height, width, heads, seed):
+    torch.manual_seed(seed)
+    attn = randomise(
+        SelfAttention2d(5, heads, ('position',), encoding, grid_size=(7, 7), dtype=torch.float64)).eval()
+    x = torch.randn(2, height, width, 5, dtype=torch.float64)
+    through_factors = attn(x)
+    attn.fused_attn = False
+    torch.testing.assert_close(through_factors, attn(x))
+
+
+def test_a_sharp_head_shifts_by_its_centre():
+    """Lemma 2: as the spread grows the softmax picks the key at delta = Delta."""
+    attn = SelfAttention2d(3, 1, dtype=torch.float64).eval()
+    with torch.no_grad():
+        attn.encoding.centers.copy_(torch.tensor([[1., -2.]]))
+        attn.encoding.spreads.fill_(10.)
+    probs = attn.attention_probs(torch.zeros(1, 6, 6, 3, dtype=torch.float64))[0, 0]
+    for i, j in itertools.product(range(5), range(2, 6)):
+        assert probs[i, j, i + 1, j - 2].item() == pytest.approx(1.)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that an operator makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel] + [t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor)])
+        return out
+
+
+@pytest.mark.parametrize('encoding', ['quadratic', 'learned'])
+def test_eval_never_holds_a_map(encoding):
+    side, heads, dim = 24, 3, 4
+    attn = SelfAttention2d(dim, heads, encoding=encoding, grid_size=(side, side)).eval()
+    x = torch.randn(1, side, side, dim)
+    with LargestTensor() as largest, torch.no_grad():
+        attn(x)
+    assert largest.numel <= heads * side ** 2 * dim
+    attn.fused_attn = False
+    with LargestTensor() as largest, torch.no_grad():
+        attn(x)
+    assert largest.numel >= heads * side ** 4  # the mode sees a map where there is one
+
+
+def test_probability_dropout_takes_the_map_and_gives_the_same_numbers():
+    torch.manual_seed(0)
+    attn = SelfAttention2d(8, 3, attn_drop=1e-12).train()
+    x = torch.randn(2, 5, 4, 8)
+    in_training = attn(x)
+    torch.testing.assert_close(in_training, attn.eval()(x))
+    attn.attn_drop.p = 0.5
+    assert not torch.allclose(attn.train()(x), in_training, atol=1e-3)
+
+
+@pytest.mark.parametrize('terms', [('position',), ('content', 'content_position')])
+def test_a_hook_on_the_dropout_sees_the_map(terms):
+    torch.manual_seed(0)
+    attn = SelfAttention2d(8, 3, terms, 'learned', grid_size=(4, 4)).eval()
+    x = torch.randn(2, 4, 4, 8)
+    seen = []
+    with torch.no_grad():
+        expected = attn(x)
+        with attn.attn_drop.register_forward_hook(lambda module, args, out: seen.append(out)):
+            torch.testing.assert_close(attn(x), expected)
+        attn(x)
+        assert len(seen) == 1
+        torch.testing.assert_close(
+            seen[0].expand(2, -1, -1, -1).reshape(2, 3, 4, 4, 4, 4), attn.attention_probs(x))
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
+def test_maps_of_half_precision_layers_are_made_in_float32(dtype, encoding):
+    torch.manual_seed(0)
+    attn = randomise(SelfAttention2d(8, 3, encoding=encoding, grid_size=(12, 12))).to(dtype)
+    x = torch.randn(1, 12, 12, 8, dtype=dtype)
+    probs = attn.attention_probs(x)
+    assert probs.dtype == torch.float32
+    with torch.autocast('cpu', torch.bfloat16):
+        torch.testing.assert_close(attn.attention_probs(x), probs)
+    torch.testing.assert_close(attn.float().attention_probs(x.float()), probs)
+
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(num_heads=0), 'num_heads=0: needs an integer of at least 1'),
+    (dict(num_heads=2.5), 'num_heads=2.5'),
+    (dict(num_heads=True), 'num_heads=True'),
+    (dict(terms=()), r'terms=\(\).*content_position'),
+    (dict(terms=('content', 'content')), 'each once'),
+    (dict(terms=('value',)), "terms=.*'value'"),
+    (dict(encoding='cubic'), "encoding='cubic'.*quadratic_gen"),
+    (dict(encoding='sinusoid'), "terms=.*'position'.*absolute"),
+    (dict(encoding='absolute', terms=('content', 'position')), 'absolute'),
+])
+def test_arguments_that_make_no_sense_are_named(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        SelfAttention2d(8, **kwargs)
+
+
+@pytest.mark.parametrize('encoding,terms', CASES, ids=lambda v: v if isinstance(v, str) else '+'.join(v))
+def test_all_parameters_get_gradients(encoding, terms):
+    attn = SelfAttention2d(4, 2, terms, encoding, grid_size=(3, 3)).train()
+    attn(torch.randn(2, 3, 3, 4)).sum().backward()
+    missing = [n for n, p in attn.named_parameters() if p.grad is None]
+    assert not missing

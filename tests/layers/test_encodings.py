@@ -1,0 +1,121 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, axis_offsets, \
+    gaussian_axis_scores, precision_matrices, relative_table, resample_table
+
+sizes = st.integers(1, 9)
+reals = st.floats(-4, 4)
+
+
+@given(sizes)
+def test_offsets_are_key_minus_query(size):
+    offsets = axis_offsets(size, torch.zeros(()))
+    for q in range(size):
+        for k in range(size):
+            assert offsets[q, k] == k - q
+
+
+@given(sizes, reals, st.floats(0.01, 9))
+def test_gaussian_scores_are_equation_9_up_to_a_constant_a_query(size, center, alpha):
+    """-alpha (|delta|^2 - 2 <delta, center>) and the completed square have the same softmax."""
+    scores = gaussian_axis_scores(
+        torch.tensor([center], dtype=torch.float64), torch.tensor([2 * alpha], dtype=torch.float64), size)[0]
+    for q in range(size):
+        expected = torch.tensor(
+            [-alpha * ((k - q) ** 2 - 2 * (k - q) * center) for k in range(size)], dtype=torch.float64)
+        torch.testing.assert_close(scores[q].softmax(-1), expected.softmax(-1))
+
+
+def test_half_precision_parameters_are_scored_in_float32():
+    for dtype in (torch.float16, torch.bfloat16):
+        centers, precision = torch.randn(3).to(dtype), torch.rand(3).to(dtype)
+        scores = gaussian_axis_scores(centers, precision, 64)
+        assert scores.dtype == torch.float32
+        torch.testing.assert_close(scores, gaussian_axis_scores(centers.float(), precision.float(), 64))
+
+
+def test_precision_of_scalar_and_matrix_spreads():
+    spreads = torch.randn(4, dtype=torch.float64)
+    torch.testing.assert_close(precision_matrices(spreads), spreads[:, None, None] ** 2 * torch.eye(2).double())
+    roots = torch.randn(4, 2, 2, dtype=torch.float64)
+    torch.testing.assert_close(precision_matrices(roots), roots @ roots.transpose(1, 2))
+
+
+@given(st.integers(1, 6), sizes)
+def test_relative_table_looks_offsets_up(reach, size):
+    table = torch.arange(-(reach - 1), reach).float()[:, None]  # the row of an offset holds the offset
+    if size > reach:
+        with pytest.raises(ValueError, match=rf'{size} positions.*reaches {reach}.*set_input_size'):
+            relative_table(table, size)
+    else:
+        torch.testing.assert_close(relative_table(table, size)[..., 0], axis_offsets(size, table))
+
+
+@given(st.integers(2, 9), st.integers(2, 9))
+def test_resampled_tables_keep_ends_middle_and_linear_functions(old, new):
+    linear = torch.linspace(-1, 1, 2 * old - 1, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(
+        resample_table(linear, new), torch.linspace(-1, 1, 2 * new - 1, dtype=torch.float64)[:, None])
+
+
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(0, 2 ** 16))
+def test_full_precision_scores_are_the_gaussian_quadratic_form(height, width, seed):
+    torch.manual_seed(seed)
+    encoding = QuadraticEncoding(3, 4, full=True, dtype=torch.float64)
+    torch.nn.init.normal_(encoding.spreads)
+    rows, cols, cross = encoding(None, height, width)
+    scores = (rows[..., :, None] + cols[..., None, :] + cross)[0]
+    precision = precision_matrices(encoding.spreads)
+    for h in range(3):
+        for q1, q2, k1, k2 in [(0, 0, height - 1, width - 1), (height - 1, 0, 0, width // 2)]:
+            e = torch.tensor([k1 - q1, k2 - q2], dtype=torch.float64) - encoding.centers[h]
+            torch.testing.assert_close(scores[h, q1, q2, k1, k2], -0.5 * e @ precision[h] @ e)
+
+
+def test_initial_centres_and_spreads_follow_the_released_code():
+    torch.manual_seed(0)
+    encoding = QuadraticEncoding(20000, 4)
+    assert encoding.centers.std().item() == pytest.approx(2., rel=0.03)
+    assert encoding.spreads.mean().item() == pytest.approx(1., abs=1e-3)
+    assert encoding.spreads.std().item() == pytest.approx(0.01, rel=0.03)
+    full = QuadraticEncoding(20000, 4, full=True)
+    torch.testing.assert_close(full.spreads.mean(0), torch.eye(2), rtol=0, atol=1e-3)
+
+
+def test_learned_encoding_resamples_both_tables_for_another_grid():
+    encoding = LearnedEncoding(2, 6, (4, 4))
+    encoding.set_grid_size((8, 3))
+    assert encoding.row_table.shape == (15, 6) and encoding.col_table.shape == (5, 6)
+    rows, cols, _ = encoding(None, 8, 3)
+    assert rows.shape == (1, 2, 8, 1, 8) and cols.shape == (1, 2, 1, 3, 3)
+
+
+def test_learned_encoding_needs_halves_for_queries():
+    with pytest.raises(ValueError, match=r'dim=5.*even'):
+        LearnedEncoding(2, 5, (4, 4), content_position=True)
+
+
+def test_sinusoids_are_those_of_vaswani_in_each_half():
+    encoding = AbsoluteEncoding(16, (3, 5), learned=False, dtype=torch.float64)
+    vectors = encoding(torch.zeros(1, 3, 5, 16))[0]
+    for row in range(3):
+        for col in range(5):
+            for half, position in ((vectors[row, col, :8], row), (vectors[row, col, 8:], col)):
+                angles = [position / 10000 ** (i / 4) for i in range(4)]
+                expected = [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+                torch.testing.assert_close(half, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_absolute_encodings_check_their_size():
+    with pytest.raises(ValueError, match=r'dim=6.*multiple of 4'):
+        AbsoluteEncoding(6, (4, 4), learned=False)
+    learned = AbsoluteEncoding(6, (4, 4))
+    with pytest.raises(ValueError, match=r'4 x 5 positions.*4 x 4.*set_input_size'):
+        learned(torch.zeros(1, 4, 5, 6))
+    learned.set_grid_size((4, 5))
+    assert learned(torch.zeros(1, 4, 5, 6)).shape == (1, 4, 5, 6)

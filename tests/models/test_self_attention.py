@@ -1,0 +1,252 @@
+import contextlib
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from timm.layers import set_fused_attn
+from timm.optim import param_groups_weight_decay
+from timm.utils import AttentionExtract
+
+import timm_selfconv
+
+# published sizes, to the digit
+PARAMETERS = {
+    'sa_quadratic_cifar': 12_086_844,
+    'sa_quadratic_gen_cifar': 12_087_006,
+    'sa_quadratic_gen_pruned_cifar': 9_686_916,
+    'sa_learned_cifar': 12_278_682,
+    'sa_learned_content_cifar': 29_484_282,
+    # 16 heads: seven more of D x D values each (and D x D + D queries and keys), their centres and spreads, or keys
+    'sa_quadratic_h16_cifar': 12_086_844 + 6 * 7 * (400 * 400 + 3),
+    'sa_learned_h16_cifar': 12_278_682 + 6 * 7 * (400 * 400 + 800),
+    'sa_learned_content_h16_cifar': 29_484_282 + 6 * 7 * 3 * 400 * 400 + 6 * 7 * 2 * 400,
+}
+TINY = ['sa_quadratic_tiny_cifar', 'sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar']
+SMALL = dict(embed_dim=16, mlp_dim=24, depth=3, num_heads=3)
+
+
+@contextlib.contextmanager
+def explicit_maps():
+    """timm's switch for explicit attention maps, put back afterwards."""
+    set_fused_attn(False)
+    try:
+        yield
+    finally:
+        set_fused_attn(True)
+
+
+def images(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_published_parameters_to_the_digit(name):
+    model = timm.create_model(name, device='meta')
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+    assert model.num_heads == ((7, 5, 8, 7, 3, 9) if 'pruned' in name else (16 if 'h16' in name else 9,) * 6)
+
+
+@pytest.mark.parametrize('size', [(32, 32), (2, 2), (34, 18), (64, 32)])
+def test_the_quadratic_net_takes_any_even_size(size):
+    model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
+    assert model(images(1, 3, *size)).shape == (1, 10)
+    assert model.forward_features(images(1, 3, *size)).shape == (1, size[0] // 2, size[1] // 2, 16)
+
+
+def test_224_pixels_stay_under_2_gib():
+    code = """
+import resource, timm, timm_selfconv, torch
+model = timm.create_model('sa_quadratic_cifar').eval()
+with torch.inference_mode():
+    assert model(torch.randn(1, 3, 224, 224)).isfinite().all()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    if sys.platform != 'linux':
+        pytest.skip('ru_maxrss is in KiB on Linux alone')
+    kib = int(subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True).stdout)
+    assert kib * 1024 < 2 * 2 ** 30
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_another_image_size_resamples_learned_encodings(name):
+    model = timm.create_model(name).eval()
+    resized = timm.create_model(name, img_size=(64, 48)).eval()
+    filter_fn = sys.modules[type(model).__module__].checkpoint_filter_fn
+    resized.load_state_dict(filter_fn(model.state_dict(), resized))
+    model.set_input_size((64, 48))
+    x = images(1, 3, 64, 48)
+    torch.testing.assert_close(model(x), resized(x))
+    assert model(x).shape == (1, 10)
+
+
+def test_resampled_tables_carry_their_offsets():
+    """A table that grows linearly with the offset still does, at half the rate for twice the positions."""
+    model = timm.create_model('sa_learned_cifar', **SMALL)
+    encoding = model.blocks[0].attn.encoding
+    with torch.no_grad():
+        encoding.row_table.copy_(torch.arange(-15., 16.)[:, None].expand(-1, 16))
+    model.set_input_size(62)
+    torch.testing.assert_close(
+        encoding.row_table, (torch.arange(-30., 31.) / 2)[:, None].expand(-1, 16))
+
+
+@pytest.mark.parametrize('name,keys', [('sa_quadratic_tiny_cifar', ''), ('sa_learned_tiny_cifar', 'set_input_size')])
+def test_images_larger_than_learned_tables_are_refused(name, keys):
+    model = timm.create_model(name).eval()
+    if keys:
+        with pytest.raises(ValueError, match=keys):
+            model(images(1, 3, 64, 64))
+    else:
+        assert model(images(1, 3, 64, 64)).shape == (1, 10)
+
+
+@pytest.mark.parametrize('shape,match', [
+    ((1, 3, 33, 32), r'\[1, 3, 33, 32\].*multiples of 2'),
+    ((1, 3, 32, 31), 'multiples of 2'),
+    ((1, 3, 0, 32), 'multiples of 2'),
+    ((1, 1, 32, 32), r'\[1, 1, 32, 32\].*\(batch, 3, height, width\)'),
+    ((3, 32, 32), r'\[3, 32, 32\].*\(batch, 3, height, width\)'),
+])
+def test_images_that_do_not_fit_are_named(shape, match):
+    with pytest.raises(ValueError, match=match):
+        timm.create_model('sa_quadratic_cifar', **SMALL)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(img_size=33), 'img_size=33.*multiples of 2'),
+    (dict(img_size=(32, 1)), r'img_size=\(32, 1\)'),
+    (dict(img_size=(32, 32, 32)), 'img_size='),
+    (dict(num_heads=(9, 9)), r'num_heads=\(9, 9\).*6 layers'),
+    (dict(num_heads=(9, 9, 9, 9, 9, 0)), 'num_heads=0'),
+    (dict(in_chans=0), 'in_chans=0'),
+    (dict(embed_dim=-4), 'embed_dim=-4'),
+    (dict(depth=0), 'depth=0'),
+    (dict(encoding='nearest'), "encoding='nearest'"),
+    (dict(terms='position', encoding='sinusoid'), 'absolute'),
+])
+def test_arguments_that_make_no_sense_are_named(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        timm.create_model('sa_quadratic_cifar', **kwargs)
+
+
+def test_unknown_arguments_raise():
+    with pytest.raises(TypeError, match='window_size'):
+        timm.create_model('sa_quadratic_cifar', window_size=7)
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(terms=('content', 'content_position', 'key_bias', 'position'), encoding='learned'),
+    dict(terms=('content',), encoding='sinusoid'),
+    dict(terms=('content',), encoding='absolute', img_size=(16, 8)),
+])
+def test_terms_and_encodings_by_keyword(kwargs):
+    model = timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs).eval()
+    x = images(2, 3, *kwargs.get('img_size', (32, 32)))
+    out = model(x)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    torch.testing.assert_close(model(x), out)
+
+
+@pytest.mark.parametrize('name', [*TINY, 'sa_quadratic_gen_cifar'])
+def test_attention_extract_sees_the_maps(name):
+    model = timm.create_model(name, **SMALL).eval()
+    x = images(2, 3, 16, 16)
+    maps = timm_selfconv.attention_maps(model, x)
+    extracted = AttentionExtract(model, method='hook')(x)
+    assert len(extracted) == len(maps) == 3
+    for seen, expected in zip(extracted.values(), maps):
+        torch.testing.assert_close(seen.expand(2, -1, -1, -1), expected.flatten(4).flatten(2, 3))
+    with explicit_maps():
+        explicit = timm.create_model(name, **SMALL).eval()
+    explicit.load_state_dict(model.state_dict())
+    traced = AttentionExtract(explicit, method='fx')(x)
+    assert [n.rsplit('.', 1)[-1] for n in traced] == ['softmax'] * 3
+    for seen, expected in zip(traced.values(), maps):
+        torch.testing.assert_close(seen.expand(2, -1, -1, -1), expected.flatten(4).flatten(2, 3))
+
+
+@pytest.mark.parametrize('name', ['sa_quadratic_tiny_cifar', 'sa_learned_content_tiny_cifar'])
+def test_attention_extract_raises_where_a_fused_path_hides_the_map(name):
+    with pytest.raises(RuntimeError, match='No node names'):
+        AttentionExtract(timm.create_model(name), method='fx')
+
+
+@pytest.mark.parametrize('fmt,shape', [('NCHW', (2, 16, 8, 6)), ('NHWC', (2, 8, 6, 16))])
+def test_intermediates(fmt, shape):
+    model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
+    x = images(2, 3, 16, 12)
+    out, features = model.forward_intermediates(x, output_fmt=fmt)
+    assert [f.shape for f in features] == [shape] * 3
+    torch.testing.assert_close(out, model.forward_features(x))
+    last, = model.forward_intermediates(x, indices=[1], stop_early=True, intermediates_only=True, output_fmt=fmt)
+    torch.testing.assert_close(last, features[1])
+    model.set_grad_checkpointing()
+    torch.testing.assert_close(model.train().forward_intermediates(x)[0], out)
+
+    assert model.eval().prune_intermediate_layers([1]) == [1]
+    assert len(model.blocks) == len(model.num_heads) == 2
+    torch.testing.assert_close(model.forward_intermediates(x, 1, intermediates_only=True, output_fmt=fmt)[0], last)
+
+
+def test_features_only_and_shallow_nets():
+    net = timm.create_model('sa_learned_cifar', features_only=True, **SMALL)
+    assert net.feature_info.channels() == [16] * 3 and net.feature_info.reduction() == [2] * 3
+    assert [f.shape for f in net(images(1, 3, 32, 32))] == [(1, 16, 16, 16)] * 3
+    last = timm.create_model('sa_learned_cifar', features_only=True, out_indices=(2,), **SMALL)
+    assert len(last(images(1, 3, 32, 32))) == 1
+
+
+def test_classifier_and_pooling_can_be_replaced_in_any_dtype():
+    model = timm.create_model('sa_quadratic_cifar', **SMALL, dtype=torch.bfloat16)
+    model.reset_classifier(7)
+    assert model.get_classifier().weight.dtype == torch.bfloat16
+    x = images(2, 3, 8, 8).bfloat16()
+    assert model(x).shape == (2, 7)
+    model.reset_classifier(0, '')
+    assert model.global_pool == '' and model(x).shape == (2, 4, 4, 16)
+
+
+def test_weight_decay_skips_centres_and_spreads():
+    model = timm.create_model('sa_quadratic_gen_cifar', **SMALL)
+    skipped = model.no_weight_decay()
+    assert len(skipped) == 6 and skipped <= {n for n, _ in model.named_parameters()}
+    groups = param_groups_weight_decay(model, 0.1, no_weight_decay_list=skipped)
+    plain = {id(p) for group in groups if group['weight_decay'] == 0 for p in group['params']}
+    assert id(model.blocks[0].attn.value.weight) not in plain
+    for i in range(3):
+        assert id(model.blocks[i].attn.encoding.centers) in plain
+        assert id(model.blocks[i].attn.encoding.spreads) in plain
+
+
+def test_layer_groups():
+    model = timm.create_model('sa_quadratic_cifar', **SMALL)
+    groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+    assert groups['stem.weight'] == 0 and groups['blocks.0.attn.value.weight'] == 1
+    assert groups['blocks.2.norm2.bias'] == 3 and groups['head.fc.weight'] == 4
+
+
+def test_weights_can_be_made_after_the_meta_device():
+    torch.manual_seed(0)
+    model = timm.create_model('sa_learned_cifar', **SMALL, device='meta').to_empty(device='cpu')
+    for p in model.parameters():
+        torch.nn.init.constant_(p, float('nan'))
+    model.init_weights()
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert model(images(1, 3, 32, 32)).isfinite().all()
+
+
+def test_drop_path_and_dropout_act_in_training_alone():
+    model = timm.create_model('sa_quadratic_cifar', drop_path_rate=0.5, drop_rate=0.3, attn_drop_rate=0.3, **SMALL)
+    x = images(4, 3, 8, 8)
+    assert not torch.allclose(model.train()(x), model(x))
+    torch.testing.assert_close(model.eval()(x), model(x))
+
+
+def test_float16_weights_evaluate_close_to_float32():
+    model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
+    x = images(1, 3, 32, 32)
+    expected = model(x)
+    torch.testing.assert_close(model.bfloat16()(x.bfloat16()).float(), expected, rtol=0.1, atol=0.05)

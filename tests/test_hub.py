@@ -1,0 +1,59 @@
+import pytest
+import safetensors.torch
+import torch
+import torch.nn as nn
+from huggingface_hub import ModelCard
+
+from timm_selfconv import hub
+
+
+def test_weights_are_saved_whole_and_never_over_others(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    path = tmp_path / 'new' / 'net.safetensors'
+    hub.save_weights(model, path)
+    saved = safetensors.torch.load_file(path)
+    assert saved['0.weight'].dtype == torch.float16 and saved['1.num_batches_tracked'].dtype == torch.int64
+    torch.testing.assert_close(saved['0.weight'].float(), model[0].weight, rtol=1e-3, atol=1e-4)
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match=r'net.safetensors exists'):
+        hub.save_weights(nn.Linear(3, 2), path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]  # nothing half-written lies about
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError('disk full')
+
+    monkeypatch.setattr(hub.os, 'link', fail)
+    with pytest.raises(OSError, match=r'disk full'):
+        hub.write_new(tmp_path / 'file', b'content')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_do_not_fit_the_type_or_name_are_refused(tmp_path):
+    model = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"path='.*net.pth'.*safetensors"):
+        hub.save_weights(model, tmp_path / 'net.pth')
+    nn.init.constant_(model.weight, 1e6)
+    with pytest.raises(ValueError, match=r'float16.*weight.*not finite'):
+        hub.save_weights(model, tmp_path / 'net.safetensors')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, 'WEIGHTS_DIR', tmp_path)
+    assert hub.measured_accuracy('net') is None
+    hub.write_new(hub.card_path('net'), hub.model_card('net', 0.8123, {'seed': '42'}).encode())
+    assert hub.measured_accuracy('net') == 0.8123
+    card = ModelCard.load(hub.card_path('net'))
+    assert card.data.license == 'apache-2.0' and card.data.library_name == 'timm'
+    assert '| seed | 42 |' in card.text and '0.8123' in card.text and 'import timm_selfconv' in card.text
+
+
+@pytest.mark.parametrize('path', sorted(hub.WEIGHTS_DIR.glob('*.safetensors')), ids=lambda p: p.stem)
+def test_everything_that_ships_has_a_card(path):
+    text = hub.card_path(path.stem).read_text()
+    for fact in ('recipe', 'epochs', 'seed', 'hardware', 'test accuracy'):
+        assert f'| {fact} |' in text
+    assert 0.5 < hub.measured_accuracy(path.stem) < 1

@@ -1,0 +1,189 @@
+"""The `timm-selfconv` command: one thin function a command."""
+import argparse
+import dataclasses
+import importlib.util
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+import timm
+import torch.nn as nn
+from tabulate import tabulate
+
+from timm_selfconv import hub
+from timm_selfconv.analysis import bench, evaluation, tables
+
+__all__ = ['main']
+
+DEMO_MODEL = 'sa_quadratic_tiny_cifar'
+
+
+def create_model(args: argparse.Namespace) -> nn.Module:
+    """The net that a command was asked for, with its own weights or those of --checkpoint.
+
+    Raises:
+        ValueError: If there is no such net or checkpoint.
+    """
+    if not timm.is_model(args.model) and ':' not in args.model:  # hf-hub:org/name, local-dir:folder
+        raise ValueError(f'model={args.model!r}: needs a registered model, see timm-selfconv list')
+    if args.checkpoint is None:
+        return timm.create_model(args.model, pretrained=True)
+    if not Path(args.checkpoint).is_file():
+        raise ValueError(f'checkpoint={args.checkpoint!r}: needs a weight file')
+    return timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=args.checkpoint))
+
+
+def demo_pictures() -> List[Path]:
+    """Ten pictures of CIFAR-10's test split that the package foolbox ships.
+
+    Raises:
+        ValueError: If foolbox is not installed.
+    """
+    spec = importlib.util.find_spec('foolbox')
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            "no pictures to show: name some (timm-selfconv demo cat.jpg) or install the demo's: "
+            "pip install 'timm_selfconv[demo]'")
+    return sorted(Path(spec.submodule_search_locations[0], 'data').glob('cifar10_0*.png'))
+
+
+def run_tables(args: argparse.Namespace) -> None:
+    rows = tables.paper_tables()
+    print(json.dumps(rows, indent=2) if args.json else tables.format_tables(rows))
+
+
+def run_list(args: argparse.Namespace) -> None:
+    rows = tables.zoo_rows()
+    print(json.dumps(rows, indent=2) if args.json else tables.format_zoo(rows))
+
+
+def run_classify(args: argparse.Namespace) -> None:
+    model = create_model(args)
+    results = evaluation.classify(model, evaluation.open_images(args.images))
+    rows = [(Path(path).name, name, prob) for path, (name, prob) in zip(args.images, results)]
+    print(tabulate(rows, headers=('picture', 'class', 'probability'), floatfmt='.3f'))
+
+
+def run_demo(args: argparse.Namespace) -> None:
+    args.model, args.checkpoint = DEMO_MODEL, None
+    if not args.images:
+        args.images = demo_pictures()
+        print("Pictures of CIFAR-10's test split, with the number of their true class at the end of their names.")
+    print(f'What {DEMO_MODEL} sees:\n')
+    run_classify(args)
+    print("\nThe paper's tables, published beside measured here:\n")
+    print(tables.format_tables(tables.paper_tables()))
+
+
+def run_eval(args: argparse.Namespace) -> None:
+    result = evaluation.evaluate(
+        create_model(args), args.data, split=args.split, batch_size=args.batch_size, data_dir=args.data_dir,
+        input_key=args.input_key, target_key=args.target_key, device=args.device)
+    if args.json:
+        print(json.dumps(dict(model=args.model, **dataclasses.asdict(result)), indent=2))
+        return
+    print(f'{args.model}: top-1 {result.top1:.4f}, top-5 {result.top5:.4f} on {result.images} images, '
+          f'{result.images_per_second:.0f} images a second')
+    print(tabulate(result.per_class.items(), headers=('class', 'accuracy'), floatfmt='.3f'))
+
+
+def run_bench(args: argparse.Namespace) -> None:
+    rows = []
+    model = timm.create_model(args.model)
+    for size in args.img_size:
+        times = bench.bench_paths(model, size, batch_size=args.batch_size)
+        rows.append((f'{size} x {size}', 1e3 * times.dense, 1e3 * times.fused, times.ratio))
+    print(f'{args.model}, batch {args.batch_size}, eval, float32: explicit attention maps against the path that runs')
+    print(tabulate(rows, headers=('images', 'maps [ms]', 'path [ms]', 'ratio'), floatfmt='.2f'))
+
+
+def run_export(args: argparse.Namespace) -> None:
+    for fact in args.fact:
+        if '=' not in fact:
+            raise ValueError(f'fact={fact!r}: needs KEY=VALUE')
+    path = Path(args.output, f'{args.model}.safetensors')
+    card = path.with_suffix('.md')
+    for file in (path, card):
+        if file.exists():
+            raise FileExistsError(f'{file} exists: remove it or choose another --output')
+    hub.save_weights(create_model(args), path)
+    saved = timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=str(path)))
+    result = evaluation.evaluate(saved, args.data)
+    facts = dict(fact.split('=', 1) for fact in args.fact)
+    hub.write_new(card, hub.model_card(args.model, result.top1, facts).encode())
+    print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
+
+
+def run_script(args: argparse.Namespace) -> None:
+    """Run a timm script that has no --device-modules with the zoo registered, as if python had been called on it."""
+    if not Path(args.script).is_file():
+        raise ValueError(f"script={args.script!r}: needs a Python file, for example timm's validate.py")
+    sys.argv = [args.script, *args.args]
+    sys.path.insert(0, str(Path(args.script).resolve().parent))
+    runpy.run_path(args.script, run_name='__main__')
+
+
+def create_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog='timm-selfconv', description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar='COMMAND')
+
+    def command(name: str, function, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(function=function)
+        return sub
+
+    sub = command('demo', run_demo, 'classify a few real pictures with a shipped net and print the table')
+    sub.add_argument('images', nargs='*', metavar='IMAGE', help='pictures of your own')
+
+    sub = command('list', run_list, 'show the zoo: parameters, FLOPs, weights, accuracy, license')
+    sub.add_argument('--json', action='store_true', help='for machines')
+
+    sub = command('tables', run_tables, "print the paper's tables as published beside what is measured here")
+    sub.add_argument('--json', action='store_true', help='for machines')
+
+    sub = command('eval', run_eval, 'accuracy on a dataset')
+    sub.add_argument('model', metavar='MODEL')
+    sub.add_argument('--data', required=True, help="folder or timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
+    sub.add_argument('--data-dir', help='where the files of a named dataset lie')
+    sub.add_argument('--split', default='test', help='split of the dataset (default: test)')
+    sub.add_argument('--checkpoint', help='weights of your own')
+    sub.add_argument('--batch-size', type=int, default=128)
+    sub.add_argument('--input-key', default='img', help='column of the images (default: img)')
+    sub.add_argument('--target-key', default='label', help='column of the labels (default: label)')
+    sub.add_argument('--device', default='cpu')
+    sub.add_argument('--json', action='store_true', help='for machines')
+
+    sub = command('classify', run_classify, 'most probable class of pictures')
+    sub.add_argument('model', metavar='MODEL')
+    sub.add_argument('images', nargs='+', metavar='IMAGE')
+    sub.add_argument('--checkpoint', help='weights of your own')
+
+    sub = command('bench', run_bench, 'time the paths of attention against the explicit maps, as a ratio')
+    sub.add_argument('model', metavar='MODEL')
+    sub.add_argument('--img-size', type=int, nargs='+', default=[32, 64], help='sides of the images (default: 32 64)')
+    sub.add_argument('--batch-size', type=int, default=8)
+
+    sub = command('export', run_export, 'turn a training checkpoint into a weight file with a measured model card')
+    sub.add_argument('model', metavar='MODEL')
+    sub.add_argument('--checkpoint', required=True, help="checkpoint, e.g. timm's last.pth.tar")
+    sub.add_argument('--data', required=True, help='CIFAR-10, as for eval')
+    sub.add_argument('--output', required=True, metavar='DIR', help='folder of the new files')
+    sub.add_argument('--fact', action='append', default=[], metavar='KEY=VALUE', help='a row of the card')
+
+    sub = command('run', run_script, "run a timm script (validate.py, benchmark.py, ...) with the zoo registered")
+    sub.add_argument('script', metavar='SCRIPT')
+    sub.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS')
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    parser = create_parser()
+    args = parser.parse_args(argv)
+    try:
+        args.function(args)
+    except (ValueError, FileExistsError, RuntimeError) as e:
+        if args.function is run_script:
+            raise  # a script's errors are its own
+        parser.exit(2, f'timm-selfconv: {e}\n')
