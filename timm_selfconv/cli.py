@@ -184,6 +184,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     try:
         args.function(args)
     except (ValueError, FileExistsError, RuntimeError) as e:
-        if args.function is run_script:
+        if args.function is run_script and Path(args.script).is_file():
             raise  # a script's errors are its own
         parser.exit(2, f'timm-selfconv: {e}\n')

@@ -171,6 +171,15 @@ def test_a_hook_on_the_dropout_sees_the_map(terms):
             seen[0].expand(2, -1, -1, -1).reshape(2, 3, 4, 4, 4, 4), attn.attention_probs(x))
 
 
+def test_hooks_on_all_modules_leave_the_path_alone():
+    attn = SelfAttention2d(4, 3).eval()
+    for module in attn.modules():
+        module.register_forward_hook(lambda module, args, out: None)
+    with LargestTensor() as largest, torch.no_grad():
+        attn(torch.randn(1, 16, 16, 4))
+    assert largest.numel <= 3 * 16 ** 2 * 4
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
 def test_maps_of_half_precision_layers_are_made_in_float32(dtype, encoding):

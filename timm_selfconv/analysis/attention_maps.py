@@ -1,12 +1,27 @@
 """Attention maps: where every query of a net looks."""
-from typing import Any, List, Tuple
+import contextlib
+from typing import Any, Iterator, List, Tuple
 
 import torch
 import torch.nn as nn
 
 from timm_selfconv.layers import SelfAttention2d
 
-__all__ = ['attention_maps']
+__all__ = ['attention_maps', 'explicit_maps']
+
+
+@contextlib.contextmanager
+def explicit_maps(model: nn.Module) -> Iterator[None]:
+    """Run a net's attention through explicit maps meanwhile, as timm does where fused attention is off."""
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
+    before = [layer.fused_attn for layer in layers]
+    try:
+        for layer in layers:
+            layer.fused_attn = False
+        yield
+    finally:
+        for layer, fused_attn in zip(layers, before):
+            layer.fused_attn = fused_attn
 
 
 def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:

@@ -5,8 +5,8 @@ import torch
 import torch.nn as nn
 from torch.utils.benchmark import Timer
 
-from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.models import SelfAttentionNet
+from .attention_maps import explicit_maps
 
 __all__ = ['PathTimes', 'bench_paths']
 
@@ -42,23 +42,15 @@ def bench_paths(
     Raises:
         ValueError: If it is another kind of net.
     """
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
     if not isinstance(model, SelfAttentionNet):
         raise ValueError(f'model={type(model).__name__}: needs a SelfAttentionNet')
     model.eval()
     model.set_input_size(img_size)
     images = torch.randn(batch_size, model.in_chans, img_size, img_size)
-    before = [layer.fused_attn for layer in layers]
-    times = []
-    try:
-        for fused in (False, True):
-            for layer in layers:
-                layer.fused_attn = fused
-            with torch.inference_mode():
-                timer = Timer('model(images)', globals=dict(model=model, images=images),
-                              num_threads=torch.get_num_threads())
-                times.append(timer.blocked_autorange(min_run_time=min_run_time).median)
-    finally:
-        for layer, fused in zip(layers, before):
-            layer.fused_attn = fused
-    return PathTimes(*times)
+    timer = Timer(
+        'model(images)', globals=dict(model=model, images=images), num_threads=torch.get_num_threads())
+    with torch.inference_mode():
+        with explicit_maps(model):
+            dense = timer.blocked_autorange(min_run_time=min_run_time).median
+        fused = timer.blocked_autorange(min_run_time=min_run_time).median
+    return PathTimes(dense, fused)

@@ -249,8 +249,9 @@ class SelfAttention2d(nn.Module):
         batch, height, width, dim = x.shape
         fused = self.fused_attn
         if not torch.jit.is_scripting():
-            # who hooks the dropout wants to see the map
-            fused = fused and not (self.attn_drop._forward_hooks or self.attn_drop._forward_pre_hooks)
+            # who hooks this dropout wants to see the map, but not who hooks all modules, as profilers do
+            hooked = bool(self.attn_drop._forward_hooks or self.attn_drop._forward_pre_hooks)
+            fused = fused and (not hooked or bool(self.proj_drop._forward_hooks or self.proj_drop._forward_pre_hooks))
         drop = self.attn_drop.p if self.training else 0.
 
         if self.separable and fused and drop == 0.:

@@ -1,0 +1,129 @@
+import pytest
+import timm
+import torch
+import torch.nn as nn
+
+from timm_selfconv.analysis.counting import count
+from timm_selfconv.analysis.tables import zoo_names
+
+N, D, M, HW, POS = 256, 400, 512, 32, 200  # positions, channels, MLP channels, rows + columns, channels of half a query
+
+
+def layer(heads):
+    """Multiply-adds of value, projection and MLP of one layer."""
+    return N * (heads * D * D + D * D + 2 * D * M)
+
+
+def net(layers):
+    """2 x multiply-adds of stem (12 -> D), layers and head."""
+    return 2 * (N * 12 * D + sum(layers) + D * 10)
+
+
+def separable(heads):
+    return heads * N * HW * D
+
+
+def explicit(heads):
+    return heads * N * N * D
+
+
+def query_key(heads):
+    return 2 * N * D * heads * D
+
+
+def content_position(heads):
+    return heads * N * HW * POS
+
+
+@pytest.mark.parametrize('name,heads,fused,published', [
+    ('sa_quadratic_cifar', (9,) * 6, separable, '6.2B'),
+    ('sa_learned_cifar', (9,) * 6, separable, '6.2B'),
+    ('sa_quadratic_gen_cifar', (9,) * 6, explicit, '6.2B'),
+    ('sa_quadratic_gen_pruned_cifar', (7, 5, 8, 7, 3, 9), explicit, '4.9B'),
+    ('sa_quadratic_h16_cifar', (16,) * 6, separable, None),
+])
+def test_position_only_nets_by_hand(name, heads, fused, published):
+    counts = count(timm.create_model(name))
+    assert counts.linear_conv_flops == net([layer(h) for h in heads])
+    assert counts.dense_flops == net([layer(h) + explicit(h) for h in heads])
+    assert counts.flops == net([layer(h) + fused(h) for h in heads])
+    if published:
+        assert f'{counts.linear_conv_flops / 1e9:.1f}B' == published
+
+
+def test_content_net_by_hand():
+    counts = count(timm.create_model('sa_learned_content_cifar'))
+    assert counts.linear_conv_flops == net([layer(9) + query_key(9)] * 6)
+    assert f'{counts.linear_conv_flops / 1e9:.0f}B' == '15B'
+    # both paths: q k', tables met by queries, probabilities times values
+    whole = net([layer(9) + query_key(9) + content_position(9) + 2 * explicit(9)] * 6)
+    assert counts.dense_flops == counts.flops == whole
+
+
+def test_resnet_by_hand():
+    """3 x 3 convolutions of 1, 4, 4, 4, 4 (stem and stages) and the 1 x 1 shortcuts."""
+    macs = 32 * 32 * 9 * (3 * 64 + 4 * 64 * 64) + 512 * 10
+    for channels, side in ((128, 16), (256, 8), (512, 4)):
+        macs += side ** 2 * (9 * (channels // 2 * channels + 3 * channels ** 2) + channels // 2 * channels)
+    counts = count(timm.create_model('resnet18_cifar'))
+    assert counts.linear_conv_flops == counts.dense_flops == counts.flops == 2 * macs
+    assert counts.parameters == 11_173_962
+    assert f'{counts.flops / 1e9:.1f}B' == '1.1B'
+
+
+@pytest.mark.parametrize('name', zoo_names())
+def test_every_net_of_the_zoo_is_counted_whole(name):
+    small = {} if name == 'resnet18_cifar' else dict(embed_dim=8, mlp_dim=8)
+    counts = count(timm.create_model(name, **small))  # an operator that nothing counts would raise
+    assert counts.linear_conv_flops <= counts.flops <= counts.dense_flops
+    assert counts.fvcore_macs >= counts.flops / 2  # fvcore counts norms besides
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(terms=('content', 'content_position', 'key_bias', 'position'), encoding=e)
+    for e in ('learned', 'quadratic', 'quadratic_gen')
+] + [dict(terms=('content',), encoding=e) for e in ('sinusoid', 'absolute')])
+def test_all_terms_and_encodings_are_counted(kwargs):
+    count(timm.create_model('sa_quadratic_cifar', embed_dim=8, mlp_dim=8, **kwargs))
+
+
+def test_counts_follow_the_image_and_leave_the_model_as_it_was():
+    model = timm.create_model('sa_quadratic_tiny_cifar').train()
+    small, large = count(model), count(model, (3, 64, 64))
+    assert large.parameters == small.parameters
+    head = 2 * 96 * 10
+    assert large.linear_conv_flops - head == 4 * (small.linear_conv_flops - head)
+    assert model.training and all(block.attn.fused_attn for block in model.blocks)
+
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(32, 32))
+
+    def forward(self, x):
+        return torch.cdist(x[0], self.weight[None])
+
+
+def test_operators_that_nothing_counts_are_named():
+    with pytest.raises(NotImplementedError, match='cdist'):
+        count(Hidden())
+
+
+class Attend(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(32, 6)
+
+    def forward(self, x):
+        q = self.project(x)  # (1, 3, 32, 6)
+        x = nn.functional.scaled_dot_product_attention(q[:, :, :5], q, x)  # 5 queries, 32 keys, values of 32
+        return torch.einsum('bhqc,dc->bhqd', x, self.project.weight) @ self.project.weight
+
+
+def test_each_handle_by_hand():
+    counts = count(Attend())
+    linear, attention, einsum, matmul = 3 * 32 * 32 * 6, 3 * 5 * 32 * (6 + 32), 3 * 5 * 32 * 6, 3 * 5 * 6 * 32
+    assert counts.linear_conv_flops == 2 * linear
+    assert counts.flops == 2 * (linear + attention + einsum + matmul)
+    assert counts.fvcore_macs == counts.flops / 2

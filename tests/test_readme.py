@@ -1,0 +1,90 @@
+"""Every code block of the README runs."""
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+REPO = Path(__file__).resolve().parent.parent
+CIFAR10, SCRIPTS = os.environ.get('CIFAR10'), os.environ.get('TIMM_SCRIPTS')
+BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```$', (REPO / 'README.md').read_text(), re.MULTILINE | re.DOTALL)
+LINES = [line for language, block in BLOCKS if language == 'bash' for line in block.splitlines()]
+
+needs_cifar10 = pytest.mark.skipif(not CIFAR10, reason="CIFAR10 names no folder in the Hub's parquet layout")
+needs_scripts = pytest.mark.skipif(not (CIFAR10 and SCRIPTS), reason="TIMM_SCRIPTS names no folder with timm's scripts")
+# two batches on a CPU in place of a training run
+BRIEF = ['--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1',
+         '--train-batches-per-epoch', '2', '--dataset', f'hfds/{CIFAR10}', '--val-split', 'test[:4]']
+
+
+def run(command, cwd=REPO, **environment):
+    done = subprocess.run(command, cwd=cwd, env=dict(os.environ, **environment), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def lines(prefix):
+    found = [shlex.split(line) for line in LINES if line.startswith(prefix)]
+    assert found, f'the README has no line that starts with {prefix!r}'
+    return found
+
+
+def test_every_line_has_a_test_here():
+    assert {language for language, _ in BLOCKS} == {'python', 'bash', 'bibtex'}
+    known = ('pip install ', 'timm-selfconv ', 'python train.py ', 'torchrun ', 'python -m timm_selfconv run ')
+    assert [line for line in LINES if not line.startswith(known)] == []
+
+
+@pytest.mark.parametrize('block', [b for language, b in BLOCKS if language == 'python'])
+def test_python_blocks(block, tmp_path):
+    run([sys.executable, '-c', block], cwd=tmp_path)
+
+
+def test_set_up_commands_are_what_ci_runs():
+    script = (REPO / '.ci' / 'run').read_text().replace(' -q', '')
+    for command in [part for line in LINES if line.startswith('pip') for part in line.split(' && ')]:
+        assert command in script
+
+
+@pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if c[1] != 'eval'], ids=lambda c: c[1])
+def test_commands(command, tmp_path):
+    Image.new('RGB', (50, 40), 'white').save(tmp_path / 'cat.jpg')
+    assert run([sys.executable, '-m', 'timm_selfconv', *command[1:]], cwd=tmp_path)
+
+
+@needs_cifar10
+@pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if c[1] == 'eval'], ids=lambda c: c[1])
+def test_commands_on_data(command):
+    command = [CIFAR10 if word == 'hfds/uoft-cs/cifar10' else word for word in command]
+    assert 'on 100 images' in run([sys.executable, '-m', 'timm_selfconv', *command[1:], '--split', 'test[:100]'])
+
+
+@needs_scripts
+@pytest.mark.parametrize('command', lines('python train.py'), ids=lambda c: c[3])
+def test_training(command, tmp_path):
+    script = os.path.join(SCRIPTS, command[1])
+    run([sys.executable, script, *command[2:], *BRIEF, '--output', str(tmp_path)])
+    assert len(list(tmp_path.rglob('last.pth.tar'))) == 1
+
+
+@needs_scripts
+@pytest.mark.parametrize('command', lines('torchrun'), ids=lambda c: c[4])
+def test_distributed_training(command, tmp_path):
+    assert command[1] == '--nproc_per_node=8'
+    script = os.path.join(SCRIPTS, command[2])
+    run([sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node=2', '--master_port=0', script,
+         *command[3:], *BRIEF, '--output', str(tmp_path)], OMP_NUM_THREADS='1')
+    assert len(list(tmp_path.rglob('last.pth.tar'))) == 1
+
+
+@needs_scripts
+@pytest.mark.parametrize('command', lines('python -m timm_selfconv run'), ids=lambda c: c[4])
+def test_other_scripts(command):
+    command = [f'hfds/{CIFAR10}' if word == 'hfds/uoft-cs/cifar10' else word for word in command]
+    command[command.index('--split') + 1] = 'test[:64]'
+    command[4] = os.path.join(SCRIPTS, command[4])
+    assert '"top1"' in run([sys.executable, *command[1:], '--no-prefetcher', '--workers', '0'])

@@ -1,0 +1,139 @@
+"""Parameters and FLOPs of a net, every count by one named convention.
+
+A multiply-add is one multiplication and one addition of a product of matrices: Linear, Conv2d, and the products of
+attention (queries with keys and tables, probabilities with values, row and column factors with values). Norms, softmax,
+activations, dropout, sums and pooling are no products of matrices and count nothing. Every operator of a net's trace is
+either in `HANDLES`, which count multiply-adds, or in `FREE`; one that is in neither is an error.
+"""
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+import torch.nn as nn
+from fvcore.nn import FlopCountAnalysis
+from fvcore.nn.jit_handles import get_shape
+
+from .attention_maps import explicit_maps
+
+__all__ = ['Counts', 'FREE', 'HANDLES', 'count']
+
+
+def linear_macs(inputs: List[Any], outputs: List[Any]) -> int:
+    """y = x W': each output element sums over the input features."""
+    return prod(get_shape(outputs[0])) * get_shape(inputs[1])[1]
+
+
+def conv_macs(inputs: List[Any], outputs: List[Any]) -> int:
+    """Each output element sums over the kernel and the input channels of its group; weight (out, in / groups, ...)."""
+    return prod(get_shape(outputs[0])) * prod(get_shape(inputs[1])[1:])
+
+
+def matmul_macs(inputs: List[Any], outputs: List[Any]) -> int:
+    """Each output element, batch dimensions broadcast, sums over the last dimension of the first factor."""
+    return prod(get_shape(outputs[0])) * get_shape(inputs[0])[-1]
+
+
+def einsum_macs(inputs: List[Any], outputs: List[Any]) -> int:
+    """Two factors: one multiply-add for each assignment of all the indices.
+
+    Raises:
+        ValueError: If there are not two factors, or the equation leaves indices to an ellipsis.
+    """
+    equation = inputs[0].toIValue()
+    shapes = [get_shape(v) for v in inputs[1].node().inputs()]
+    operands = equation.split('->')[0].split(',')
+    if len(operands) != 2 or '.' in equation:
+        raise ValueError(f'einsum {equation!r}: counted for two factors with named indices alone')
+    sizes: Dict[str, int] = {}
+    for operand, shape in zip(operands, shapes):
+        sizes.update(zip(operand.strip(), shape))
+    return prod(sizes.values())
+
+
+def attention_macs(inputs: List[Any], outputs: List[Any]) -> int:
+    """softmax(q k') v: each query meets each key once in q k' and once in the product with v."""
+    key, out = get_shape(inputs[1]), get_shape(outputs[0])
+    queries = prod(out[:-1])  # batch and heads included
+    return queries * key[-2] * (key[-1] + out[-1])
+
+
+UNKNOWN_TO_FVCORE = {'aten::scaled_dot_product_attention': attention_macs}
+HANDLES: Dict[str, Callable[[List[Any], List[Any]], int]] = {
+    'aten::linear': linear_macs,
+    'aten::_convolution': conv_macs,
+    'aten::matmul': matmul_macs,
+    'aten::einsum': einsum_macs,
+    **UNKNOWN_TO_FVCORE,
+}
+# sums, norms, functions of single elements: an operation or a few an element
+FREE = frozenset('aten::' + name for name in (
+    'adaptive_avg_pool2d add add_ batch_norm cos diag_embed div gelu layer_norm mean meshgrid mul neg pow reciprocal sin '
+    'softmax square sub sum'
+).split())
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of one net for one image.
+
+    Attributes:
+        parameters: Trainable numbers.
+        linear_conv_flops: 2 x multiply-adds of Linear and Conv2d: the papers' convention.
+        fvcore_macs: Multiply-adds (fvcore says flops) as fvcore's own handles count them on the path that runs, norms
+            and pooling included, with a handle of ours for the one operator of attention that fvcore doesn't know.
+        dense_flops: 2 x all multiply-adds, attention through explicit maps.
+        flops: 2 x all multiply-adds, attention on the path that runs.
+    """
+    parameters: int
+    linear_conv_flops: int
+    fvcore_macs: int
+    dense_flops: int
+    flops: int
+
+
+def macs_by_operator(analysis: FlopCountAnalysis) -> Dict[str, int]:
+    """What an analysis counts for each operator.
+
+    Raises:
+        NotImplementedError: If the trace has operators that are neither counted nor known to be free.
+    """
+    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings('none')
+    macs = {name: int(n) for name, n in analysis.by_operator().items()}
+    unknown = set(analysis.unsupported_ops()) - FREE
+    if unknown:
+        raise NotImplementedError(f'no handle counts {sorted(unknown)}')
+    return macs
+
+
+def count(model: nn.Module, input_size: Tuple[int, int, int] = (3, 32, 32)) -> Counts:
+    """Count a net's parameters and FLOPs for one image, in eval mode.
+
+    Args:
+        model: Any net.
+        input_size: Channels, height and width of the image.
+
+    Returns:
+        The counts.
+
+    Raises:
+        NotImplementedError: If an operator of the net is neither counted nor known to be free.
+    """
+    was_training = model.training
+    model.eval()
+    first = next(model.parameters())
+    images = torch.zeros(1, *input_size, device=first.device, dtype=first.dtype)
+    try:
+        macs = macs_by_operator(FlopCountAnalysis(model, images).clear_op_handles().set_op_handle(**HANDLES))
+        fvcore_macs = macs_by_operator(FlopCountAnalysis(model, images).set_op_handle(**UNKNOWN_TO_FVCORE))
+        with explicit_maps(model):
+            dense_macs = macs_by_operator(FlopCountAnalysis(model, images).clear_op_handles().set_op_handle(**HANDLES))
+    finally:
+        model.train(was_training)
+    return Counts(
+        parameters=sum(p.numel() for p in model.parameters()),
+        linear_conv_flops=2 * (macs.get('linear', 0) + macs.get('_convolution', 0)),
+        fvcore_macs=sum(fvcore_macs.values()),
+        dense_flops=2 * sum(dense_macs.values()),
+        flops=2 * sum(macs.values()),
+    )

@@ -1,0 +1,121 @@
+"""The papers' tables as published, beside what is measured here."""
+import functools
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, List, Optional
+
+import timm
+from tabulate import tabulate
+
+from timm_selfconv.hub import measured_accuracy
+from .counting import Counts, count
+
+__all__ = ['PUBLISHED', 'format_tables', 'format_zoo', 'paper_tables', 'zoo_names', 'zoo_rows']
+
+PAPER = 'Cordonnier, Loukas, Jaggi, ICLR 2020 (arXiv:1911.03584)'
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of a table as published: CIFAR-10 test accuracy between 0 and 1, parameters and FLOPs as printed."""
+    table: str
+    label: str
+    name: str
+    accuracy: float
+    parameters: str
+    flops: str
+    source: str = PAPER
+
+
+PUBLISHED = (
+    Published('Table 1', 'ResNet18', 'resnet18_cifar', 0.938, '11.2M', '1.1B'),
+    Published('Table 1', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
+    Published('Table 1', 'SA learned emb.', 'sa_learned_cifar', 0.918, '12.3M', '6.2B'),
+    Published('Table 1', 'SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M', '15B'),
+    Published('Table 4', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
+    Published('Table 4', 'SA quadratic emb. gen.', 'sa_quadratic_gen_cifar', 0.934, '12.1M', '6.2B'),
+    Published(
+        'Table 4', 'SA quadratic emb. gen. pruned', 'sa_quadratic_gen_pruned_cifar', 0.934, '9.7M', '4.9B'),
+)
+
+
+def zoo_names() -> List[str]:
+    """Names of all nets that this package registers, sorted as timm does."""
+    return [n for n in timm.list_models() if timm.model_entrypoint(n).__module__.startswith('timm_selfconv.')]
+
+
+@functools.cache
+def zoo_counts(name: str) -> Counts:
+    """Counts of a net of the zoo for its own image size."""
+    return count(timm.create_model(name), timm.get_pretrained_cfg(name).input_size)
+
+
+def measure(name: str) -> Dict[str, Any]:
+    """What is known of a net of the zoo: counts, measured accuracy, whether it has weights, license."""
+    return {
+        **asdict(zoo_counts(name)),
+        'accuracy': measured_accuracy(name),
+        'weights': timm.is_model_pretrained(name),
+        'license': timm.get_pretrained_cfg(name).license,
+    }
+
+
+def paper_tables() -> List[Dict[str, Any]]:
+    """Tables 1 and 4 of the paper: one row a published row, with what was published and what is measured here."""
+    measured = {name: measure(name) for name in dict.fromkeys(row.name for row in PUBLISHED)}
+    return [{**asdict(row), 'measured': measured[row.name]} for row in PUBLISHED]
+
+
+def zoo_rows() -> List[Dict[str, Any]]:
+    """One row a net of the zoo: its name and what is measured here."""
+    return [{'name': name, **measure(name)} for name in zoo_names()]
+
+
+def billions(n: int) -> str:
+    return f'{n / 1e9:.2f}B'
+
+
+def accuracy_text(accuracy: Optional[float]) -> str:
+    return '-' if accuracy is None else f'{accuracy:.4f}'
+
+
+def format_tables(rows: List[Dict[str, Any]]) -> str:
+    """:func:`paper_tables` for people."""
+    texts = []
+    for table in dict.fromkeys(row['table'] for row in rows):
+        lines = [(
+            row['label'], row['name'],
+            f"{row['accuracy']:.3f}", accuracy_text(row['measured']['accuracy']),
+            row['parameters'], f"{row['measured']['parameters']:,}",
+            row['flops'], billions(row['measured']['linear_conv_flops']),
+            billions(row['measured']['fvcore_macs']),
+            billions(row['measured']['dense_flops']), billions(row['measured']['flops']),
+        ) for row in rows if row['table'] == table]
+        texts.append(f'{table}, {rows[0]["source"]}\n' + tabulate(
+            lines,
+            headers=('model', 'name here', 'accuracy\npublished', 'accuracy\nhere', 'params\npublished',
+                     'params\nhere', 'FLOPs\npublished', 'FLOPs, the\npaper\'s way', 'fvcore\'s\nmult-adds',
+                     'FLOPs with\nattn maps', 'FLOPs with\nattn as run'),
+            disable_numparse=True,
+            colalign=('left', 'left', *['right'] * 9),
+        ))
+    texts.append(
+        "The paper's way: 2 x multiply-adds of Linear and Conv2d. fvcore's: multiply-adds as fvcore counts them on the\n"
+        'path that runs, norms and pooling included. With attention: 2 x all multiply-adds, through explicit maps and as\n'
+        'the net runs. For one 3 x 32 x 32 image. Accuracy here: the shipped weights on all 10,000 test images; - where\n'
+        'none ship yet.')
+    return '\n\n'.join(texts)
+
+
+def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
+    """:func:`zoo_rows` for people, in a format of tabulate's ('github' for Markdown)."""
+    return tabulate(
+        [(
+            row['name'], f"{row['parameters']:,}", billions(row['linear_conv_flops']), billions(row['flops']),
+            'yes' if row['weights'] else 'not yet', accuracy_text(row['accuracy']), row['license'],
+        ) for row in rows],
+        headers=('name', 'parameters', "FLOPs, the paper's way", 'FLOPs with attention', 'weights',
+                 'test accuracy', 'license'),
+        tablefmt=tablefmt,
+        disable_numparse=True,
+        colalign=('left', 'right', 'right', 'right', 'left', 'right', 'left'),
+    )
