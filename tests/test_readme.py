@@ -15,10 +15,11 @@ BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```$', (REPO / 'README.md').read_text(), 
 LINES = [line for language, block in BLOCKS if language == 'bash' for line in block.splitlines()]
 
 needs_cifar10 = pytest.mark.skipif(not CIFAR10, reason="CIFAR10 names no folder in the Hub's parquet layout")
-needs_scripts = pytest.mark.skipif(not (CIFAR10 and SCRIPTS), reason="TIMM_SCRIPTS names no folder with timm's scripts")
+needs_scripts = pytest.mark.skipif(
+    not (CIFAR10 and SCRIPTS), reason="TIMM_SCRIPTS names no folder with timm's scripts (or CIFAR10 none with images)")
 # two batches on a CPU in place of a training run
 BRIEF = ['--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1',
-         '--train-batches-per-epoch', '2', '--dataset', f'hfds/{CIFAR10}', '--val-split', 'test[:4]']
+         '--train-split', 'train[:4]', '--val-split', 'test[:4]', '--warmup-epochs', '0', '--dataset', f'hfds/{CIFAR10}']
 
 
 def run(command, cwd=REPO, **environment):

@@ -68,8 +68,8 @@ HANDLES: Dict[str, Callable[[List[Any], List[Any]], int]] = {
 }
 # sums, norms, functions of single elements: an operation or a few an element
 FREE = frozenset('aten::' + name for name in (
-    'adaptive_avg_pool2d add add_ batch_norm cos diag_embed div gelu layer_norm mean meshgrid mul neg pow reciprocal sin '
-    'softmax square sub sum'
+    'adaptive_avg_pool2d add add_ batch_norm cos diag_embed div gelu layer_norm mean meshgrid mul neg pow reciprocal '
+    'sin softmax square sub sum'
 ).split())
 
 
