@@ -16,10 +16,12 @@ LINES = [line for language, block in BLOCKS if language == 'bash' for line in bl
 
 needs_cifar10 = pytest.mark.skipif(not CIFAR10, reason="CIFAR10 names no folder in the Hub's parquet layout")
 needs_scripts = pytest.mark.skipif(
-    not (CIFAR10 and SCRIPTS), reason="TIMM_SCRIPTS names no folder with timm's scripts (or CIFAR10 none with images)")
+    not (CIFAR10 and SCRIPTS), reason="TIMM_SCRIPTS names no folder with timm's scripts, CIFAR10 no images")
 # two batches on a CPU in place of a training run
-BRIEF = ['--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1',
-         '--train-split', 'train[:4]', '--val-split', 'test[:4]', '--warmup-epochs', '0', '--dataset', f'hfds/{CIFAR10}']
+BRIEF = [
+    '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1', '--warmup-epochs', '0',
+    '--dataset', f'hfds/{CIFAR10}', '--train-split', 'train[:4]', '--val-split', 'test[:4]',
+]
 
 
 def run(command, cwd=REPO, **environment):
@@ -77,8 +79,9 @@ def test_training(command, tmp_path):
 def test_distributed_training(command, tmp_path):
     assert command[1] == '--nproc_per_node=8'
     script = os.path.join(SCRIPTS, command[2])
-    run([sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node=2', '--master_port=0', script,
-         *command[3:], *BRIEF, '--output', str(tmp_path)], OMP_NUM_THREADS='1')
+    run([sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node=2', '--standalone', script,
+         *command[3:], *BRIEF, '--device-modules', 'timm_selfconv', 'ddp_on_cpu', '--output', str(tmp_path)],
+        OMP_NUM_THREADS='1', PYTHONPATH=str(REPO / 'tests'))
     assert len(list(tmp_path.rglob('last.pth.tar'))) == 1
 
 
