@@ -19,8 +19,8 @@ needs_scripts = pytest.mark.skipif(
     not (CIFAR10 and SCRIPTS), reason="TIMM_SCRIPTS names no folder with timm's scripts, CIFAR10 no images")
 # two batches on a CPU in place of a training run
 BRIEF = [
-    '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1', '--warmup-epochs', '0',
-    '--dataset', f'hfds/{CIFAR10}', '--train-split', 'train[:4]', '--val-split', 'test[:4]',
+    '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1',
+    '--warmup-epochs', '0', '--dataset', f'hfds/{CIFAR10}', '--train-split', 'train[:4]', '--val-split', 'test[:4]',
 ]
 
 

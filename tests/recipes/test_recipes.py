@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import timm
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import save_file
 
 from timm_selfconv.analysis.tables import PUBLISHED, zoo_names
 
@@ -76,6 +78,25 @@ def test_headers_give_commands_and_what_to_expect(name):
     published = {f'{row.accuracy:.3f}' for row in PUBLISHED if row.name == name}
     assert all(accuracy in expected for accuracy in published)
     assert ('published' in expected) or ('measured' in expected)
+    assert all(len(line) <= 120 for line in header.splitlines())
+
+
+@pytest.mark.parametrize('name', RECIPES)
+def test_eight_gpus_keep_the_learning_rate_an_image(name):
+    recipe = load(name)
+    found = re.search(r'--nproc_per_node=8 .*--batch-size (\d+)(?: --lr (\S+))?', RECIPES[name].read_text())
+    images, lr = 8 * int(found[1]), float(found[2] or recipe['lr'])
+    assert lr / images == pytest.approx(recipe['lr'] / recipe['batch_size'])
+
+
+def test_pruned_weights_start_the_training_of_the_pruned_net(tmp_path):
+    """What --initial-checkpoint does; --pretrained-path would give the net a new classifier."""
+    assert '--initial-checkpoint pruned.safetensors' in RECIPES['sa_quadratic_gen_pruned_cifar'].read_text()
+    pruned = timm.create_model('sa_quadratic_gen_pruned_cifar', embed_dim=8)
+    save_file(pruned.state_dict(), tmp_path / 'pruned.safetensors')
+    model = timm.create_model(
+        'sa_quadratic_gen_pruned_cifar', embed_dim=8, checkpoint_path=str(tmp_path / 'pruned.safetensors'))
+    assert all(torch.equal(value, pruned.state_dict()[key]) for key, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize('name', [n for n in RECIPES if n.endswith('cifar') and 'tiny' not in n])
