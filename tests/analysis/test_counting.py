@@ -2,7 +2,9 @@ import pytest
 import timm
 import torch
 import torch.nn as nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from timm_selfconv.analysis.attention_maps import explicit_maps
 from timm_selfconv.analysis.counting import count
 from timm_selfconv.analysis.tables import zoo_names
 
@@ -58,6 +60,22 @@ def test_content_net_by_hand():
     # both paths: q k', tables met by queries, probabilities times values
     whole = net([layer(9) + query_key(9) + content_position(9) + 2 * explicit(9)] * 6)
     assert counts.dense_flops == counts.flops == whole
+    # fvcore: five an element of the LayerNorms besides, einsums to four digits
+    assert abs(counts.fvcore_macs - whole // 2 - 12 * 5 * N * D) <= 6 * content_position(9) * 1e-3
+
+
+@pytest.mark.parametrize('name,parameters', [
+    ('resnet18_cifar', 11_173_962),
+    ('sa_quadratic_cifar', 12_086_844),
+    ('sa_quadratic_gen_cifar', 12_087_006),
+    ('sa_quadratic_gen_pruned_cifar', 9_686_916),
+    ('sa_learned_cifar', 12_278_682),
+    ('sa_learned_content_cifar', 29_484_282),
+])
+def test_parameters_to_the_digit(name, parameters):
+    model = timm.create_model(name)
+    next(model.parameters()).requires_grad_(False)  # a frozen parameter is one still
+    assert count(model).parameters == parameters
 
 
 def test_resnet_by_hand():
@@ -67,16 +85,34 @@ def test_resnet_by_hand():
         macs += side ** 2 * (9 * (channels // 2 * channels + 3 * channels ** 2) + channels // 2 * channels)
     counts = count(timm.create_model('resnet18_cifar'))
     assert counts.linear_conv_flops == counts.dense_flops == counts.flops == 2 * macs
-    assert counts.parameters == 11_173_962
     assert f'{counts.flops / 1e9:.1f}B' == '1.1B'
+
+
+def dispatched(model, input_size=(3, 32, 32)):
+    """FLOPs of the products that torch's dispatcher sees when the net runs: neither a trace nor a handle of ours."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(torch.zeros(1, *input_size))
+    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize('name', zoo_names())
 def test_every_net_of_the_zoo_is_counted_whole(name):
     small = {} if name == 'resnet18_cifar' else dict(embed_dim=8, mlp_dim=8)
-    counts = count(timm.create_model(name, **small))  # an operator that nothing counts would raise
+    model = timm.create_model(name, **small)
+    counts = count(model)  # an operator that nothing counts would raise
     assert counts.linear_conv_flops <= counts.flops <= counts.dense_flops
-    assert counts.fvcore_macs >= counts.flops / 2  # fvcore counts norms besides
+    assert counts.flops == dispatched(model)
+    with explicit_maps(model):
+        assert counts.dense_flops == dispatched(model)
+
+
+@pytest.mark.parametrize('name', ['resnet50', 'mobilenetv3_small_100', 'swin_tiny_patch4_window7_224'])
+def test_nets_of_timm_are_counted_whole(name):
+    model = timm.create_model(name)
+    counts = count(model, (3, 224, 224))
+    assert counts.flops == dispatched(model, (3, 224, 224))
+    if name == 'resnet50':
+        assert f'{counts.flops / 2e9:.2f}' == '4.09'  # as torchvision states it
 
 
 @pytest.mark.parametrize('kwargs', [
@@ -94,6 +130,20 @@ def test_counts_follow_the_image_and_leave_the_model_as_it_was():
     head = 2 * 96 * 10
     assert large.linear_conv_flops - head == 4 * (small.linear_conv_flops - head)
     assert model.training and all(block.attn.fused_attn for block in model.blocks)
+
+
+def test_a_frozen_part_stays_in_eval():
+    model = timm.create_model('resnet18_cifar').train()
+    model.bn1.eval()
+    count(model)
+    assert model.training and not model.bn1.training
+
+
+def test_an_image_the_net_refuses_leaves_no_hooks():
+    model = timm.create_model('sa_quadratic_tiny_cifar')
+    with pytest.raises(ValueError, match='multiples of 4'):
+        count(model, (3, 30, 30))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 class Hidden(nn.Module):
@@ -126,4 +176,36 @@ def test_each_handle_by_hand():
     linear, attention, einsum, matmul = 3 * 32 * 32 * 6, 3 * 5 * 32 * (6 + 32), 3 * 5 * 32 * 6, 3 * 5 * 6 * 32
     assert counts.linear_conv_flops == 2 * linear
     assert counts.flops == 2 * (linear + attention + einsum + matmul)
-    assert counts.fvcore_macs == counts.flops / 2
+    assert counts.fvcore_macs == linear + attention + einsum + matmul
+
+
+class Product(nn.Module):
+    """A function of the images, shape (1, 3, 32, 32), and one factor."""
+
+    def __init__(self, function, *shape):
+        super().__init__()
+        self.function = function
+        self.factor = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x):
+        return self.function(x, self.factor)
+
+
+@pytest.mark.parametrize('function,shape,macs', [
+    (lambda x, w: torch.einsum('b c h w, d w -> b c h d', x, w), (7, 32), 3 * 32 * 32 * 7),
+    (lambda x, w: torch.einsum('bchw,dw->bchd', x, w), (7, 1), 3 * 32 * 32 * 7),  # broadcast over w
+    (lambda x, w: torch.mm(x[0, 0], w), (32, 7), 32 * 32 * 7),
+    (lambda x, w: torch.addmm(x[0, 0, :, :7], x[0, 0], w), (32, 7), 32 * 32 * 7),
+    (lambda x, w: torch.bmm(x[0], w), (3, 32, 7), 3 * 32 * 32 * 7),
+    (lambda x, w: torch.baddbmm(x[0, :, :, :7], x[0], w), (3, 32, 7), 3 * 32 * 32 * 7),
+    (lambda x, w: x @ w, (2, 1, 32, 7), 2 * 3 * 32 * 32 * 7),  # batch dimensions broadcast
+    (lambda x, w: nn.functional.conv2d(x, w, groups=3), (6, 1, 3, 3), 30 * 30 * 6 * 9),
+    (lambda x, w: nn.functional.conv_transpose2d(x, w, stride=2), (3, 8, 3, 3), 32 * 32 * 3 * 8 * 9),
+])
+def test_products_by_hand(function, shape, macs):
+    assert count(Product(function, *shape)).flops == 2 * macs
+
+
+def test_an_einsum_that_no_rule_covers_is_an_error():
+    with pytest.raises(ValueError, match='two factors'):
+        count(Product(lambda x, w: torch.einsum('bchw,dw,ew->bchde', x, w, w), 7, 32))

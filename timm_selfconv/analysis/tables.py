@@ -46,7 +46,8 @@ def zoo_names() -> List[str]:
 @functools.cache
 def zoo_counts(name: str) -> Counts:
     """Counts of a net of the zoo for its own image size."""
-    return count(timm.create_model(name), timm.get_pretrained_cfg_value(name, 'input_size'))
+    input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
+    return count(timm.create_model(name), input_size)
 
 
 def measure(name: str) -> Dict[str, Any]:
@@ -100,9 +101,9 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         ))
     texts.append(
         "The paper's way: 2 x multiply-adds of Linear and Conv2d. fvcore's: multiply-adds as fvcore counts them on\n"
-        'the path that runs, norms and pooling included. With attention: 2 x all multiply-adds, through explicit maps\n'
-        'and as the net runs. For one 3 x 32 x 32 image. Accuracy here: the shipped weights on all 10,000 test\n'
-        'images; - where none ship yet.')
+        'the path that runs, with norms and pooling, given a handle for fused attention. With attention: 2 x all\n'
+        'multiply-adds, through explicit maps and as the net runs. For one 3 x 32 x 32 image. Accuracy here: the\n'
+        'shipped weights on all 10,000 test images; - where none ship yet.')
     return '\n\n'.join(texts)
 
 
