@@ -43,8 +43,8 @@ def test_every_line_has_a_test_here():
 
 
 @pytest.mark.parametrize('block', [b for language, b in BLOCKS if language == 'python'])
-def test_python_blocks(block, tmp_path):
-    run([sys.executable, '-c', block], cwd=tmp_path)
+def test_python_blocks(block):
+    run([sys.executable, '-c', block])
 
 
 def test_set_up_commands_are_what_ci_runs():
