@@ -48,11 +48,18 @@ def test_export_writes_what_it_measured_and_nothing_twice(checkpoint, folder, tm
                '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
     main(command)
     card = (tmp_path / 'out' / 'sa_quadratic_tiny_cifar.md').read_text()
-    assert '| seed | 42 |' in card and '| recipe | a=b |' in card
+    assert '| seed | 42 |' in card and '| recipe | a=b |' in card and '(10 images' in card
     with pytest.raises(SystemExit):
         main(command)
     assert 'exists' in capsys.readouterr().err
     assert (tmp_path / 'out' / 'sa_quadratic_tiny_cifar.md').read_text() == card
+
+
+def test_export_that_fails_leaves_nothing(checkpoint, tmp_path):
+    with pytest.raises(SystemExit):
+        main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', 'nowhere',
+              '--output', str(tmp_path / 'out')])
+    assert list((tmp_path / 'out').iterdir()) == []
 
 
 def test_bench_prints_a_ratio(capsys):

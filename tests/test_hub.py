@@ -44,11 +44,11 @@ def test_weights_that_do_not_fit_the_type_or_name_are_refused(tmp_path):
 def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, 'WEIGHTS_DIR', tmp_path)
     assert hub.measured_accuracy('net') is None
-    hub.write_new(hub.card_path('net'), hub.model_card('net', 0.8123, {'seed': '42'}).encode())
+    hub.write_new(hub.card_path('net'), hub.model_card('net', 0.8123, 10000, {'seed': '42'}).encode())
     assert hub.measured_accuracy('net') == 0.8123
     card = ModelCard.load(hub.card_path('net'))
     assert card.data.license == 'apache-2.0' and card.data.library_name == 'timm'
-    assert '| seed | 42 |' in card.text and '0.8123' in card.text and 'import timm_selfconv' in card.text
+    assert '| seed | 42 |' in card.text and '0.8123 (10,000 images' in card.text and 'import timm_selfconv' in card.text
 
 
 @pytest.mark.parametrize('path', sorted(hub.WEIGHTS_DIR.glob('*.safetensors')), ids=lambda p: p.stem)

@@ -109,10 +109,14 @@ def run_export(args: argparse.Namespace) -> None:
         if file.exists():
             raise FileExistsError(f'{file} exists: remove it or choose another --output')
     hub.save_weights(create_model(args), path)
-    saved = timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=str(path)))
-    result = evaluation.evaluate(saved, args.data)
-    facts = dict(fact.split('=', 1) for fact in args.fact)
-    hub.write_new(card, hub.model_card(args.model, result.top1, facts).encode())
+    try:
+        saved = timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=str(path)))
+        result = evaluation.evaluate(saved, args.data)
+        facts = dict(fact.split('=', 1) for fact in args.fact)
+        hub.write_new(card, hub.model_card(args.model, result.top1, result.images, facts).encode())
+    except BaseException:
+        path.unlink()  # no weights without a card
+        raise
     print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
 
 

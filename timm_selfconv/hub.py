@@ -83,12 +83,13 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
     write_new(path, safetensors.torch.save(tensors, metadata={'format': 'pt'}))
 
 
-def model_card(name: str, accuracy: float, facts: Dict[str, str]) -> str:
+def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -> str:
     """A model card in the Hub's format.
 
     Args:
         name: Registered name of the net.
         accuracy: Measured accuracy on the CIFAR-10 test split, between 0 and 1.
+        images: How many images it was measured on.
         facts: How the weights came about (recipe, epochs, seed, hardware, ...), a table row each, in order.
 
     Returns:
@@ -120,7 +121,7 @@ def model_card(name: str, accuracy: float, facts: Dict[str, str]) -> str:
 | | |
 |---|---|
 {rows}
-| test accuracy | {accuracy:.4f} (all 10,000 images of the CIFAR-10 test split, from this file, in eval mode) |
+| test accuracy | {accuracy:.4f} ({images:,} images of the CIFAR-10 test split, from this file, in eval mode) |
 
 ```python
 import timm

@@ -194,10 +194,6 @@ class QuadraticEncoding(nn.Module):
         if self.content_position:
             trunc_normal_(self.query_weight, std=0.02)
 
-    @torch.jit.ignore
-    def no_weight_decay(self):
-        return {'centers', 'spreads'}
-
     def forward(
             self,
             query: Optional[torch.Tensor],
