@@ -1,5 +1,5 @@
 """Multi-head self-attention over a pixel grid, every term of the paper's equation (8) in one module."""
-from typing import Final, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Final, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -104,7 +104,8 @@ class SelfAttention2d(nn.Module):
     through ``scaled_dot_product_attention``. Both give way to an explicit map, softmax then ``attn_drop``, where that
     is asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities that have factors alone.
     """
-    encoding: nn.Module
+    if TYPE_CHECKING:  # torchscript knows no modules of several kinds
+        encoding: nn.Module
     fused_attn: bool
     absolute: Final[bool]
     relative: Final[bool]
