@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from timm_selfconv.analysis.tables import format_zoo, zoo_rows
+
 REPO = Path(__file__).resolve().parent.parent
 CIFAR10, SCRIPTS = os.environ.get('CIFAR10'), os.environ.get('TIMM_SCRIPTS')
 BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```$', (REPO / 'README.md').read_text(), re.MULTILINE | re.DOTALL)
@@ -45,6 +47,10 @@ def test_every_line_has_a_test_here():
 @pytest.mark.parametrize('block', [b for language, b in BLOCKS if language == 'python'])
 def test_python_blocks(block):
     run([sys.executable, '-c', block])
+
+
+def test_the_table_of_nets_is_what_the_command_prints():
+    assert format_zoo(zoo_rows(), 'github') in (REPO / 'README.md').read_text()
 
 
 def test_set_up_commands_are_what_ci_runs():

@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
+from timm_selfconv import hub
 from timm_selfconv.analysis.tables import PUBLISHED, zoo_names
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / 'recipes'
@@ -78,6 +79,8 @@ def test_headers_give_commands_and_what_to_expect(name):
     published = {f'{row.accuracy:.3f}' for row in PUBLISHED if row.name == name}
     assert all(accuracy in expected for accuracy in published)
     assert ('published' in expected) or ('measured' in expected)
+    if hub.card_path(name).is_file():
+        assert f'{hub.measured_accuracy(name):.4f} test accuracy, measured here' in expected
     assert all(len(line) <= 120 for line in header.splitlines())
 
 
