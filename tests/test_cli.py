@@ -114,6 +114,19 @@ def test_run_registers_the_zoo_for_any_script(tmp_path):
     assert done.stdout.strip() == "True ['--model', 'sa_quadratic_cifar', '-b', '2'] 7"
 
 
+def test_run_under_torchrun(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(
+        'import os, sys, timm\n'
+        'open(sys.argv[1] + os.environ["RANK"], "w").write(str(timm.is_model("sa_quadratic_cifar")))\n')
+    command = [
+        sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', '-m', 'timm_selfconv',
+        'run', str(script), str(tmp_path / 'rank')]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f'rank{i}').read_text() for i in range(2)] == ['True', 'True']
+
+
 @pytest.mark.skipif(not os.environ.get('TIMM_SCRIPTS'), reason="TIMM_SCRIPTS names no folder with timm's scripts")
 def test_run_validate(checkpoint, folder):
     command = [

@@ -7,14 +7,14 @@ import torch.nn as nn
 from timm.models import build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
-ModelT = TypeVar('ModelT', bound=nn.Module)
-
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'WEIGHTS_DIR', 'build_cifar_model', 'cifar_cfg']
 
 CIFAR10_CLASSES = ('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck')
 # of the 50,000 training images
 CIFAR10_MEAN = (0.49139968, 0.48215841, 0.44653091)
 CIFAR10_STD = (0.24703223, 0.24348513, 0.26158784)
+
+ModelT = TypeVar('ModelT', bound=nn.Module)
 
 WEIGHTS_DIR = Path(__file__).resolve().parent.parent / 'weights'
 
