@@ -1,8 +1,10 @@
 """Weights: where they are, how they are saved, and the model cards that stand beside them."""
 import os
+import shutil
 from pathlib import Path
 from typing import Dict, Optional, Union
 
+import huggingface_hub
 import safetensors.torch
 import torch
 import torch.nn as nn
@@ -10,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from timm_selfconv.models import WEIGHTS_DIR
 
-__all__ = ['card_path', 'measured_accuracy', 'model_card', 'save_weights', 'weights_path', 'write_new']
+__all__ = ['card_path', 'measured_accuracy', 'model_card', 'save_shards', 'save_weights', 'weights_path', 'write_new']
 
 
 def weights_path(name: str) -> Path:
@@ -60,6 +62,21 @@ def write_new(path: Union[str, Path], content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch.Tensor]:
+    """A model's state dict in another floating point type, on the CPU.
+
+    Raises:
+        ValueError: If a value is not finite in that type.
+    """
+    tensors = {}
+    for name, value in model.state_dict().items():
+        value = value.to('cpu', dtype if value.is_floating_point() else value.dtype)
+        if not value.isfinite().all():
+            raise ValueError(f'dtype={dtype}: {name} holds values that are not finite in it')
+        tensors[name] = value.contiguous()
+    return tensors
+
+
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
     """Save a model's state dict as safetensors, floating point tensors in another dtype.
 
@@ -74,13 +91,29 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
     """
     if Path(path).suffix != '.safetensors':
         raise ValueError(f'path={str(path)!r}: needs the ending .safetensors')
-    tensors = {}
-    for name, value in model.state_dict().items():
-        value = value.to(dtype) if value.is_floating_point() else value
-        if not value.isfinite().all():
-            raise ValueError(f'dtype={dtype}: {name} holds values that are not finite in it')
-        tensors[name] = value.contiguous()
-    write_new(path, safetensors.torch.save(tensors, metadata={'format': 'pt'}))
+    write_new(path, safetensors.torch.save(portable_state_dict(model, dtype), metadata={'format': 'pt'}))
+
+
+def save_shards(model: nn.Module, folder: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
+    """Save a model's state dict as safetensors of less than 16 MiB each, for transports that take no larger files.
+
+    :func:`huggingface_hub.load_torch_model` and ``timm-selfconv export --checkpoint FOLDER`` read them.
+
+    Args:
+        model: The model.
+        folder: Where to. Unlike :func:`save_weights` this replaces what an earlier call left there, whole.
+        dtype: Floating point type of the files.
+
+    Raises:
+        ValueError: If a value is not finite in that type.
+    """
+    folder = Path(folder)
+    temporary = folder.with_name(f'.{folder.name}')
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    huggingface_hub.save_torch_state_dict(portable_state_dict(model, dtype), temporary, max_shard_size='16MB')
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
 
 
 def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -> str:
