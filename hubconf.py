@@ -34,3 +34,4 @@ sa_learned_tiny_cifar = _entrypoint('sa_learned_tiny_cifar', 'A small learned ne
 sa_learned_content_tiny_cifar = _entrypoint(
     'sa_learned_content_tiny_cifar', 'A small net with content that trains on a CPU.')
 resnet18_cifar = _entrypoint('resnet18_cifar', 'ResNet-18 with a 3x3 stem, the convolutional baseline.')
+resnet_tiny_cifar = _entrypoint('resnet_tiny_cifar', 'A ResNet of the size of the small attention nets.')

@@ -21,7 +21,7 @@ import importlib
 import io
 import math
 import os
-import platform
+import shlex
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -118,16 +118,18 @@ def random_resized_crop(
     Args:
         x: Images, floating point, shape (B, C, H, W).
         scale: Smallest and largest part of the image's area.
-        ratio: Smallest and largest width divided by height; windows that don't fit are cut to the image.
+        ratio: Smallest and largest width divided by height.
         interpolation: 'bilinear' or 'bicubic'.
     """
     batch, _, height, width = x.shape
-    uniform = torch.rand(4, batch, device=x.device)
-    area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform[0])
-    aspect = torch.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * uniform[1])
-    w = (area * aspect).sqrt().round().clamp(1, width)
-    h = (area / aspect).sqrt().round().clamp(1, height)
-    top, left = (uniform[2] * (height - h + 1)).floor(), (uniform[3] * (width - w + 1)).floor()
+    draws = torch.rand(2, 10, batch, device=x.device)  # like timm: the first of ten that fits
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
+    aspect = torch.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[1])
+    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+    first = ((w <= width) & (h <= height)).int().argmax(0, keepdim=True)
+    w, h = w.gather(0, first)[0].clamp(1, width), h.gather(0, first)[0].clamp(1, height)
+    corner = torch.rand(2, batch, device=x.device)
+    top, left = (corner[0] * (height - h + 1)).floor(), (corner[1] * (width - w + 1)).floor()
     theta = x.new_zeros(batch, 2, 3)  # output to input coordinates, both from -1 to 1
     theta[:, 0, 0], theta[:, 0, 2] = w / width, (2 * left + w) / width - 1
     theta[:, 1, 1], theta[:, 1, 2] = h / height, (2 * top + h) / height - 1
@@ -295,17 +297,25 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     os.replace(temporary, path)
 
 
-def export_command(training: Training, recipe: str, data: str, checkpoint: Path) -> str:
+def export_command(training: Training, options: argparse.Namespace, data: str) -> str:
     """The command that makes a weight file and its model card of a run."""
     args, device = training.args, training.images.device
-    hardware = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.processor() or 'CPU'
-    facts = dict(
-        recipe=f'{recipe} with recipes/train_fast.py', epochs=args.epochs, seed=args.seed,
-        precision='bfloat16 autocast' if args.amp else 'float32', hardware=hardware,
-        time=f'{training.seconds / 60:.1f} minutes', data=f'{args.dataset}, split {args.train_split}')
-    return ' '.join([
-        f'timm-selfconv export {args.model} --checkpoint {checkpoint} --data {data} --output timm_selfconv/weights',
-        *(f"--fact '{key}={value}'" for key, value in facts.items())])
+    threads = torch.get_num_threads()
+    facts = {
+        'recipe': options.recipe,
+        'script': 'recipes/train_fast.py',
+        'arguments': ' '.join(options.overrides) or 'none',
+        'epochs': args.epochs,
+        'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
+        'seed': args.seed,
+        'precision': f"trained {'under bfloat16 autocast' if args.amp else 'in float32'}, stored as float16",
+        'hardware': torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {threads} thread(s)',
+        'time': f'{training.seconds / 60:.0f} minutes',
+        'data': f'{args.dataset}, split {args.train_split}',
+    }
+    return shlex.join([
+        'timm-selfconv', 'export', args.model, '--checkpoint', str(options.output / 'last.pth.tar'), '--data', data,
+        '--output', 'timm_selfconv/weights', *(x for k, v in facts.items() for x in ('--fact', f'{k}={v}'))])
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -338,7 +348,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         training.run(load_images(data, args.val_split, *columns), options.output, options.shards)
     except ValueError as e:
         parser.exit(2, f'train_fast.py: {e}\n')
-    print(export_command(training, options.recipe, data, checkpoint))
+    print(export_command(training, options, data))
 
 
 if __name__ == '__main__':

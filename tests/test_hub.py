@@ -1,3 +1,4 @@
+import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
@@ -57,3 +58,26 @@ def test_everything_that_ships_has_a_card(path):
     for fact in ('recipe', 'epochs', 'seed', 'hardware', 'test accuracy'):
         assert f'| {fact} |' in text
     assert 0.5 < hub.measured_accuracy(path.stem) < 1
+
+
+def test_a_card_s_facts_are_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, 'WEIGHTS_DIR', tmp_path)
+    assert hub.card_facts('net') == {}
+    facts = dict(recipe='recipes/net.yaml', epochs='3', time='36 minutes, beside other work')
+    hub.write_new(hub.card_path('net'), hub.model_card('net', 0.5, 100, facts).encode())
+    read = hub.card_facts('net')
+    assert read.pop('test accuracy').startswith('0.5000 (100 images') and read == facts
+
+
+def test_shards_are_small_whole_and_replaced(tmp_path):
+    model = nn.Sequential(*[nn.Linear(1800, 1800) for _ in range(4)], nn.BatchNorm1d(2))  # 26 MB in float16
+    hub.save_shards(nn.Sequential(*[nn.Linear(1800, 1800) for _ in range(9)]), tmp_path / 'net')
+    hub.save_shards(model, tmp_path / 'net')
+    files = {path.name: path.stat().st_size for path in (tmp_path / 'net').iterdir()}
+    assert set(files) == {
+        'model.safetensors.index.json', 'model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors'}
+    assert max(files.values()) < 2 ** 24 and [p.name for p in tmp_path.iterdir()] == ['net']
+    again = nn.Sequential(*[nn.Linear(1800, 1800) for _ in range(4)], nn.BatchNorm1d(2))
+    huggingface_hub.load_torch_model(again, tmp_path / 'net', strict=True)
+    wanted = {k: v.half().float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    torch.testing.assert_close(again.state_dict(), wanted, rtol=0, atol=0)

@@ -1,5 +1,6 @@
 """Weights: where they are, how they are saved, and the model cards that stand beside them."""
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Dict, Optional, Union
@@ -12,7 +13,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from timm_selfconv.models import WEIGHTS_DIR
 
-__all__ = ['card_path', 'measured_accuracy', 'model_card', 'save_shards', 'save_weights', 'weights_path', 'write_new']
+__all__ = [
+    'card_facts', 'card_path', 'measured_accuracy', 'model_card', 'save_shards', 'save_weights', 'weights_path',
+    'write_new',
+]
 
 
 def weights_path(name: str) -> Path:
@@ -38,6 +42,20 @@ def measured_accuracy(name: str) -> Optional[float]:
         return None
     results = ModelCard.load(card_path(name)).data.eval_results or []
     return next((float(r.metric_value) for r in results if r.metric_type == 'accuracy'), None)
+
+
+def card_facts(name: str) -> Dict[str, str]:
+    """How the weights of a shipped net came about: the table of its model card.
+
+    Args:
+        name: Registered name of the net.
+
+    Returns:
+        Facts such as recipe, epochs, seed, hardware and time, as the card words them; empty if no card ships.
+    """
+    if not card_path(name).is_file():
+        return {}
+    return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
 
 
 def write_new(path: Union[str, Path], content: bytes) -> None:

@@ -60,6 +60,13 @@ def test_what_is_no_dataset_is_named(data):
         evaluate(RedMeter(), data, progress=False)
 
 
+@pytest.mark.parametrize('split', ['nowhere', 'train', 'test[:5]'])
+def test_a_split_that_a_folder_lacks_is_not_all_of_it(folder, split):
+    with pytest.raises(ValueError, match=r"split='.*': needs one of \['test'\]"):
+        evaluate(RedMeter(), str(folder), split=split, progress=False)
+    assert evaluate(RedMeter(), str(folder / 'test'), progress=False).images == 20  # a folder of classes has no splits
+
+
 def test_pictures_are_classified_one_by_one(tmp_path):
     picture(3).convert('L').save(tmp_path / 'grey.png')
     picture(7).save(tmp_path / 'red.png')

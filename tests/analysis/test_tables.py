@@ -1,9 +1,14 @@
 import json
+from pathlib import Path
 
 import timm
 
 from timm_selfconv import hub
-from timm_selfconv.analysis.tables import PUBLISHED, format_tables, format_zoo, paper_tables, zoo_names, zoo_rows
+from timm_selfconv.analysis.tables import (
+    PUBLISHED, REPRODUCED, format_results, format_tables, format_zoo, paper_tables, results_rows, zoo_names, zoo_rows,
+)
+
+REPO = Path(__file__).resolve().parent.parent.parent
 
 
 def digits(n, published):
@@ -35,3 +40,20 @@ def test_the_zoo_is_listed_whole():
     text = format_zoo(rows)
     assert 'apache-2.0' in text and '9,686,916' in text
     assert format_zoo(rows, 'github').startswith('| name')
+
+
+def test_results_say_how_every_shipped_net_came_about():
+    rows = {row['name']: row for row in results_rows()}
+    shipped = {name for name in zoo_names() if hub.card_facts(name)}
+    assert set(rows) == {row.name for row in PUBLISHED} | set(REPRODUCED) | shipped
+    for name, row in rows.items():
+        facts = [row[key] for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')]
+        if hub.card_path(name).is_file():
+            assert row['here'] == hub.measured_accuracy(name) and all(facts)
+            assert (REPO / row['recipe']).is_file() and int(row['epochs']) > 0 and int(row['seed']) >= 0
+        else:
+            assert row['here'] is None and not any(facts)
+    assert rows['sa_quadratic_cifar']['paper'] == 0.938 and rows['sa_quadratic_cifar']['reproduction'] == 0.943
+    for name, row in rows.items():
+        line = next(text for text in format_results(list(rows.values()), 'github').splitlines() if f' {name} ' in text)
+        assert row['here'] is None or f"{row['here']:.4f} | {row['recipe']}" in line

@@ -10,7 +10,9 @@ from PIL import Image, UnidentifiedImageError
 from timm.data import ImageDataset, create_dataset, create_loader, create_transform, resolve_data_config
 from tqdm import tqdm
 
-__all__ = ['Evaluation', 'classify', 'evaluate', 'open_images']
+__all__ = ['Evaluation', 'classify', 'evaluate', 'open_dataset', 'open_images']
+
+SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ def open_dataset(data: str, split: str, data_dir: Optional[str], input_key: str,
         dataset = create_dataset(data, None, split=split, input_key=input_key, target_key=target_key)
     elif folder.is_dir():
         dataset = create_dataset('', data, split=split)
+        splits = [name for name in SPLITS if (folder / name).is_dir()]
+        if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all that there is
+            raise ValueError(f'split={split!r}: needs one of {splits} in the folder {data!r}')
     elif '/' in data and not folder.is_absolute() and data.split('/')[0] in ('torch', 'tfds', 'wds', 'hfids'):
         dataset = create_dataset(data, data_dir, split=split)
     else:

@@ -6,10 +6,13 @@ from typing import Any, Dict, List, Optional
 import timm
 from tabulate import tabulate
 
-from timm_selfconv.hub import measured_accuracy
+from timm_selfconv.hub import card_facts, measured_accuracy
 from .counting import Counts, count
 
-__all__ = ['PUBLISHED', 'format_tables', 'format_zoo', 'paper_tables', 'zoo_names', 'zoo_rows']
+__all__ = [
+    'PUBLISHED', 'REPRODUCED', 'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows',
+    'zoo_names', 'zoo_rows',
+]
 
 PAPER = 'Cordonnier, Loukas, Jaggi, ICLR 2020 (arXiv:1911.03584)'
 
@@ -36,6 +39,16 @@ PUBLISHED = (
     Published(
         'Table 4', 'SA quadratic emb. gen. pruned', 'sa_quadratic_gen_pruned_cifar', 0.934, '9.7M', '4.9B'),
 )
+
+# CIFAR-10 test accuracies of the paper's nets in 'On the Relationship between Self-Attention and Convolutional Layers:
+# a reproduction' (Varma T, Prabhu, 2021): taken in training mode, the best epoch on the test split
+REPRODUCED = {
+    'resnet18_cifar': 0.946,
+    'sa_quadratic_cifar': 0.943,
+    'sa_quadratic_gen_cifar': 0.939,
+    'sa_learned_cifar': 0.904,
+    'sa_learned_content_cifar': 0.864,
+}
 
 
 def zoo_names() -> List[str]:
@@ -69,6 +82,19 @@ def paper_tables() -> List[Dict[str, Any]]:
 def zoo_rows() -> List[Dict[str, Any]]:
     """One row a net of the zoo: its name and what is measured here."""
     return [{'name': name, **measure(name)} for name in zoo_names()]
+
+
+def results_rows() -> List[Dict[str, Any]]:
+    """One row a net with an accuracy, published or ours: those, and how the weights that gave ours came about."""
+    published = {row.name: row.accuracy for row in PUBLISHED}
+    rows = [{
+        'name': name,
+        'paper': published.get(name),
+        'reproduction': REPRODUCED.get(name),
+        'here': measured_accuracy(name),
+        **{key: card_facts(name).get(key) for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')},
+    } for name in zoo_names()]
+    return [row for row in rows if row['paper'] or row['reproduction'] or row['here']]
 
 
 def billions(n: int) -> str:
@@ -119,4 +145,20 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
         tablefmt=tablefmt,
         disable_numparse=True,
         colalign=('left', 'right', 'right', 'right', 'left', 'right', 'left'),
+    )
+
+
+def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
+    """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown)."""
+    return tabulate(
+        [(
+            row['name'],
+            *('-' if row[key] is None else f'{row[key]:.3f}' for key in ('paper', 'reproduction')),
+            accuracy_text(row['here']),
+            *(row[key] or '-' for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')),
+        ) for row in rows],
+        headers=('name', 'paper', 'reproduction', 'here', 'recipe', 'script', 'epochs', 'seed', 'hardware', 'time'),
+        tablefmt=tablefmt,
+        disable_numparse=True,
+        colalign=('left', *['right'] * 3, *['left'] * 2, *['right'] * 2, *['left'] * 2),
     )
