@@ -29,9 +29,15 @@ sa_quadratic_h16_cifar = _entrypoint('sa_quadratic_h16_cifar', 'Quadratic encodi
 sa_learned_h16_cifar = _entrypoint('sa_learned_h16_cifar', 'Learned relative encoding, 16 heads a layer.')
 sa_learned_content_h16_cifar = _entrypoint(
     'sa_learned_content_h16_cifar', 'Learned relative encoding and content, 16 heads a layer.')
+sa_learned_content_hier_cifar = _entrypoint(
+    'sa_learned_content_hier_cifar', 'Learned relative encoding and content, one layer shared by six passes.')
+sa_learned_content_hier_h16_cifar = _entrypoint(
+    'sa_learned_content_hier_h16_cifar', 'Learned relative encoding and content, one shared layer of 16 heads.')
 sa_quadratic_tiny_cifar = _entrypoint('sa_quadratic_tiny_cifar', 'A small quadratic net that trains on a CPU.')
 sa_learned_tiny_cifar = _entrypoint('sa_learned_tiny_cifar', 'A small learned net that trains on a CPU.')
 sa_learned_content_tiny_cifar = _entrypoint(
     'sa_learned_content_tiny_cifar', 'A small net with content that trains on a CPU.')
+sa_learned_content_hier_tiny_cifar = _entrypoint(
+    'sa_learned_content_hier_tiny_cifar', 'A small net with content and one shared layer that trains on a CPU.')
 resnet18_cifar = _entrypoint('resnet18_cifar', 'ResNet-18 with a 3x3 stem, the convolutional baseline.')
 resnet_tiny_cifar = _entrypoint('resnet_tiny_cifar', 'A ResNet of the size of the small attention nets.')

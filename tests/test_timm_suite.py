@@ -6,7 +6,8 @@ import sys
 import pytest
 
 FAMILIES = (
-    'sa_quadratic_tiny', 'sa_quadratic_gen_pruned', 'sa_learned_tiny', 'sa_learned_content_tiny', 'resnet18_cifar')
+    'sa_quadratic_tiny', 'sa_quadratic_gen_pruned', 'sa_learned_tiny', 'sa_learned_content_tiny',
+    'sa_learned_content_hier_tiny', 'resnet_tiny')
 
 
 @pytest.mark.skipif(not os.environ.get('TIMM_TESTS'), reason="TIMM_TESTS names no folder with timm's sdist")

@@ -1,4 +1,5 @@
 import contextlib
+import re
 import subprocess
 import sys
 
@@ -18,12 +19,16 @@ PARAMETERS = {
     'sa_quadratic_gen_pruned_cifar': 9_686_916,
     'sa_learned_cifar': 12_278_682,
     'sa_learned_content_cifar': 29_484_282,
+    'sa_learned_content_hier_cifar': 4_754_122,
     # 16 heads: seven more of D x D values each (and D x D + D queries and keys), their centres and spreads, or keys
     'sa_quadratic_h16_cifar': 12_086_844 + 6 * 7 * (400 * 400 + 3),
     'sa_learned_h16_cifar': 12_278_682 + 6 * 7 * (400 * 400 + 800),
     'sa_learned_content_h16_cifar': 29_484_282 + 6 * 7 * 3 * 400 * 400 + 6 * 7 * 2 * 400,
+    'sa_learned_content_hier_h16_cifar': 4_754_122 + 7 * 3 * 400 * 400,
 }
-TINY = ['sa_quadratic_tiny_cifar', 'sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar']
+TINY = [
+    'sa_quadratic_tiny_cifar', 'sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar',
+    'sa_learned_content_hier_tiny_cifar']
 SMALL = dict(embed_dim=16, mlp_dim=24, depth=3, num_heads=3)
 
 
@@ -45,7 +50,8 @@ def images(*shape):
 def test_published_parameters_to_the_digit(name):
     model = timm.create_model(name, device='meta')
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
-    assert model.num_heads == ((7, 5, 8, 7, 3, 9) if 'pruned' in name else (16 if 'h16' in name else 9,) * 6)
+    layers = 1 if 'hier' in name else 6
+    assert model.num_heads == ((7, 5, 8, 7, 3, 9) if 'pruned' in name else (16 if 'h16' in name else 9,) * layers)
 
 
 @pytest.mark.parametrize('size', [(32, 32), (2, 2), (34, 18), (64, 32)])
@@ -156,15 +162,15 @@ def test_attention_extract_sees_the_maps(name):
     x = images(2, 3, 16, 16)
     maps = timm_selfconv.attention_maps(model, x)
     extracted = AttentionExtract(model, method='hook')(x)
-    assert len(extracted) == len(maps) == 3
-    for seen, expected in zip(extracted.values(), maps):
+    assert len(maps) == 3 and len(extracted) == len(model.blocks)
+    for seen, expected in zip(extracted.values(), maps[-len(extracted):]):  # of a shared layer the last pass
         torch.testing.assert_close(seen.expand(2, -1, -1, -1), expected.flatten(4).flatten(2, 3))
     with explicit_maps():
         explicit = timm.create_model(name, **SMALL).eval()
     explicit.load_state_dict(model.state_dict())
     traced = AttentionExtract(explicit, method='fx')(x)
-    assert [n.rsplit('.', 1)[-1] for n in traced] == ['softmax'] * 3
-    for seen, expected in zip(traced.values(), maps):
+    assert [n.rsplit('.', 1)[-1] for n in traced] == ['softmax'] * len(model.blocks)
+    for seen, expected in zip(traced.values(), maps):  # of a shared layer the first pass
         torch.testing.assert_close(seen.expand(2, -1, -1, -1), expected.flatten(4).flatten(2, 3))
 
 
@@ -189,6 +195,64 @@ def test_intermediates(fmt, shape):
     assert model.eval().prune_intermediate_layers([1]) == [1]
     assert len(model.blocks) == len(model.num_heads) == 2
     torch.testing.assert_close(model.forward_intermediates(x, 1, intermediates_only=True, output_fmt=fmt)[0], last)
+
+
+ALL_TERMS = dict(encoding='learned', terms=('content', 'content_position', 'key_bias', 'position'))
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(), dict(encoding='learned'), ALL_TERMS, dict(terms=('content',), encoding='sinusoid'),
+    dict(qk_bias=False, attn_proj=False, act_layer='relu', norm_eps=1e-5, **ALL_TERMS),
+])
+def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(kwargs):
+    """The report's definition, on a net of separate layers: every layer the same weights and the first one's keys."""
+    model = timm.create_model('sa_quadratic_cifar', hierarchical=True, **SMALL, **kwargs).double().eval()
+    deep = timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs).double().eval()
+    state = model.state_dict()
+    deep.load_state_dict({
+        name: state[re.sub(r'blocks\.\d', 'blocks.0', name)] for name in deep.state_dict()})
+    x = images(2, 3, 32, 32).double()
+    first = {}
+
+    def reuse(layer, args, keys):
+        return first.setdefault('keys', keys)
+
+    for block in deep.blocks:
+        if block.attn.has_key:
+            block.attn.key.register_forward_hook(reuse)
+    torch.testing.assert_close(model(x), deep(x))
+    assert len(first) == ('content' in kwargs.get('terms', ()))
+    for ours, theirs in zip(model.forward_intermediates(x)[1], deep.forward_intermediates(x)[1]):
+        torch.testing.assert_close(ours, theirs)
+    first.clear()
+    for ours, theirs in zip(timm_selfconv.attention_maps(model, x), timm_selfconv.attention_maps(deep, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize('kwargs', [dict(), ALL_TERMS])
+def test_depth_of_a_hierarchical_net_costs_nothing(kwargs):
+    small = dict(SMALL, hierarchical=True, **kwargs)
+    shallow, deep = (timm.create_model('sa_quadratic_cifar', **dict(small, depth=depth)).eval() for depth in (2, 5))
+    deep.load_state_dict(shallow.state_dict())
+    x = images(1, 3, 32, 32)
+    features = deep.forward_intermediates(x, intermediates_only=True)
+    assert len(features) == len(deep.feature_info) == 5
+    torch.testing.assert_close(shallow.forward_features(x).permute(0, 3, 1, 2), features[1])
+    assert not torch.allclose(features[1], features[4])
+
+    out = deep(x)
+    deep.train().set_grad_checkpointing()
+    torch.testing.assert_close(deep(x), out)
+    deep.eval().set_grad_checkpointing(False)
+    assert deep.prune_intermediate_layers([1]) == [1]
+    torch.testing.assert_close(deep.forward_intermediates(x, 1, intermediates_only=True)[0], features[1])
+    net = timm.create_model('sa_quadratic_cifar', features_only=True, out_indices=(0, 4), **dict(small, depth=5))
+    assert len(net(x)) == 2
+
+
+def test_a_hierarchical_net_has_one_number_of_heads():
+    with pytest.raises(ValueError, match=r'num_heads=\(3, 3\): needs one number'):
+        timm.create_model('sa_quadratic_cifar', hierarchical=True, **dict(SMALL, num_heads=(3, 3)))
 
 
 def test_features_only_and_shallow_nets():

@@ -103,7 +103,17 @@ def test_pruned_weights_start_the_training_of_the_pruned_net(tmp_path):
     assert all(torch.equal(value, pruned.state_dict()[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize('name', [n for n in RECIPES if n.endswith('cifar') and 'tiny' not in n])
+@pytest.mark.parametrize('name', [n for n in RECIPES if 'hier' in n and n.startswith('sa_') and 'tiny' not in n])
+def test_the_report_s_hyper_parameters_are_the_default(name):
+    recipe = load(name)
+    report = dict(
+        epochs=300, batch_size=100, opt='sgd', lr=0.1, momentum=0.9, weight_decay=1e-4, warmup_epochs=15,
+        sched='cosine', hflip=0.5, smoothing=0.0, model_kwargs=dict(attn_drop_rate=0.1), drop=None)
+    assert {key: recipe.get(key) for key in report} == report
+
+
+@pytest.mark.parametrize('name', [
+    n for n in RECIPES if n.endswith('cifar') and not re.search('tiny|hier|^san_|^resvit_', n)])
 def test_the_paper_s_hyper_parameters_are_the_default(name):
     recipe = load(name)
     paper = dict(

@@ -47,8 +47,8 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
 
     maps: List[torch.Tensor] = []
 
-    def look(layer: Any, args: Tuple[torch.Tensor]) -> None:
-        maps.append(layer.attention_probs(args[0]))
+    def look(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
+        maps.append(layer.attention_probs(*args))
 
     hooks = [layer.register_forward_pre_hook(look) for layer in layers]
     was_training = model.training

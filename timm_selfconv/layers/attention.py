@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
-from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32
+from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32, select_parameter
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'separable_attention']
 
@@ -123,6 +123,7 @@ class SelfAttention2d(nn.Module):
             encoding: str = 'quadratic',
             grid_size: Tuple[int, int] = (16, 16),
             qk_bias: bool = True,
+            proj: bool = True,
             attn_drop: float = 0.,
             proj_drop: float = 0.,
             device=None,
@@ -137,6 +138,7 @@ class SelfAttention2d(nn.Module):
                 'learned') or absolute ('sinusoid', 'absolute' for learned vectors; equation 3).
             grid_size: Rows and columns of the input, which learned encodings are made for.
             qk_bias: Give the query and key maps a bias.
+            proj: Send the heads' sum through one more linear map, as the paper does.
             attn_drop: Dropout rate of the attention probabilities.
             proj_drop: Dropout rate of the output.
 
@@ -177,7 +179,7 @@ class SelfAttention2d(nn.Module):
             self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd))
         self.attn_drop = nn.Dropout(attn_drop)
         self.value = nn.Linear(num_heads * dim, dim, **dd)
-        self.proj = nn.Linear(dim, dim, **dd)
+        self.proj = nn.Linear(dim, dim, **dd) if proj else nn.Identity()
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 
@@ -187,24 +189,54 @@ class SelfAttention2d(nn.Module):
         if self.has_key_bias:
             trunc_normal_(self.key_bias, std=0.02)
 
+    @torch.jit.ignore
+    def keep_heads(self, heads: Sequence[int]) -> None:
+        """Keep these heads, in this order, and drop the others with every parameter of theirs.
+
+        The output loses what the others added to it, nothing else.
+        """
+        index = torch.tensor(heads)
+        channels = (index[:, None] * self.dim + torch.arange(self.dim)).flatten()
+        if self.relative:
+            assert isinstance(self.encoding, (QuadraticEncoding, LearnedEncoding))
+            self.encoding.keep_heads(index)
+        for linear in (getattr(self, name) for name in ('query', 'key') if hasattr(self, name)):
+            select_parameter(linear, 'weight', channels)
+            select_parameter(linear, 'bias', channels)
+            linear.out_features = len(channels)
+        if self.has_key_bias:
+            select_parameter(self, 'key_bias', index)
+        select_parameter(self.value, 'weight', channels, dim=1)
+        self.value.in_features = len(channels)
+        self.num_heads = len(heads)
+
+    def keys(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys of x, shape (B, H, W, dim): shape (B, heads, H W, dim). Only attention that looks at keys has them."""
+        if self.absolute:
+            x = self.encoding(x)
+        return self.key(x).view(x.shape[0], -1, self.num_heads, self.dim).transpose(1, 2)
+
     def query_key_bias(
             self,
             x: torch.Tensor,
+            key: Optional[torch.Tensor] = None,
     ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]]:
         """The scores' parts: ``scores = query key' / sqrt(D) + bias``.
 
         Args:
             x: Input, shape (B, H, W, dim).
+            key: Keys to meet in the place of x's own, see :meth:`keys`.
 
         Returns:
             Queries with ``u`` added and keys, shape (B, heads, H W, dim), or None without content and key bias; the
             scores of the terms that know offsets, shape (B or 1, heads, H W, H W), or None without them.
         """
         batch, height, width, dim = x.shape
+        if self.has_key and key is None:
+            key = self.keys(x)
         if self.absolute:
             x = self.encoding(x)
         query: Optional[torch.Tensor] = None
-        key: Optional[torch.Tensor] = None
         bias: Optional[torch.Tensor] = None
         if self.has_query:
             query = self.query(x).view(batch, height, width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
@@ -212,7 +244,7 @@ class SelfAttention2d(nn.Module):
             rows, cols, cross = self.encoding(None if query is None else query * self.scale, height, width)
             bias = dense_scores(rows, cols, cross)
         if self.has_key:
-            key = self.key(x).view(batch, height * width, self.num_heads, dim).transpose(1, 2)
+            assert key is not None
             if self.has_content and query is not None:
                 query = query.flatten(2, 3)
                 if self.has_key_bias:
@@ -221,9 +253,9 @@ class SelfAttention2d(nn.Module):
                 query = self.key_bias[:, None].to(key.dtype).expand(batch, -1, height * width, -1)
         return query, key, bias
 
-    def scores(self, x: torch.Tensor) -> torch.Tensor:
+    def scores(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Scores A of equation (8) for x, shape (B, H, W, dim): shape (B or 1, heads, H W, H W), query before key."""
-        query, key, bias = self.query_key_bias(x)
+        query, key, bias = self.query_key_bias(x, key)
         if self.has_key:
             assert query is not None and key is not None
             content = at_least_float32((query * self.scale) @ key.transpose(-2, -1))
@@ -231,22 +263,23 @@ class SelfAttention2d(nn.Module):
         assert bias is not None
         return bias
 
-    def attention_probs(self, x: torch.Tensor) -> torch.Tensor:
+    def attention_probs(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attention probabilities for an input, whatever path the forward takes.
 
         Args:
             x: Input, shape (B, H, W, dim).
+            key: Keys to meet in the place of x's own, see :meth:`keys`.
 
         Returns:
             Probabilities before dropout, at least float32, shape (B, heads, H, W, H, W), query before key. Attention
             that does not look at content is expanded over the batch, not copied.
         """
         batch, height, width, _ = x.shape
-        probs = self.scores(x).softmax(dim=-1)
+        probs = self.scores(x, key).softmax(dim=-1)
         return probs.view(-1, self.num_heads, height, width, height, width).expand(batch, -1, -1, -1, -1, -1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend; x and the result have shape (B, H, W, dim)."""
+    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim)."""
         batch, height, width, dim = x.shape
         fused = self.fused_attn
         if not torch.jit.is_scripting():
@@ -259,12 +292,12 @@ class SelfAttention2d(nn.Module):
             rows, cols, _ = self.encoding(None, height, width)
             gathered = separable_attention(rows, cols, x)
         elif self.has_key and fused:
-            query, key, bias = self.query_key_bias(x)
+            query, key, bias = self.query_key_bias(x, key)
             assert query is not None and key is not None
             value = x.reshape(batch, 1, height * width, dim).expand(-1, self.num_heads, -1, -1)
             gathered = scaled_dot_product_attention(query, key, value, bias, drop).transpose(1, 2)
         else:
-            attn = self.scores(x)
+            attn = self.scores(x, key)
             attn = attn.softmax(dim=-1)
             attn = self.attn_drop(attn).to(x.dtype)
             if self.has_query or self.has_key:

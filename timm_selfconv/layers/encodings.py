@@ -30,6 +30,7 @@ __all__ = [
     'precision_matrices',
     'relative_table',
     'resample_table',
+    'select_parameter',
 ]
 
 
@@ -129,6 +130,21 @@ def resample_table(table: torch.Tensor, reach: int) -> torch.Tensor:
     return resampled[0].T.to(table.dtype).contiguous()
 
 
+def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int = 0) -> None:
+    """Replace a module's parameter by some of its slices; one that is left out (None) stays so.
+
+    Args:
+        module: Module that holds the parameter.
+        name: Its name there.
+        index: Which slices, in the order they shall have, shape (n,).
+        dim: Axis of the slices.
+    """
+    parameter = getattr(module, name)
+    if parameter is not None:
+        slices = parameter.detach().index_select(dim, index.to(parameter.device))
+        setattr(module, name, nn.Parameter(slices, parameter.requires_grad))
+
+
 @register_notrace_module
 class QuadraticEncoding(nn.Module):
     """Quadratic encoding, equation (9): every head looks at a Gaussian blob at an offset of its own.
@@ -193,6 +209,12 @@ class QuadraticEncoding(nn.Module):
                 (self.spreads.diagonal(dim1=1, dim2=2) if self.full else self.spreads).add_(1.)
         if self.content_position:
             trunc_normal_(self.query_weight, std=0.02)
+
+    @torch.jit.ignore
+    def keep_heads(self, heads: torch.Tensor) -> None:
+        """Keep these heads, integers of shape (n,), and drop the others."""
+        for name in ('centers', 'spreads', 'query_weight'):
+            select_parameter(self, name, heads)
 
     def forward(
             self,
@@ -302,6 +324,12 @@ class LearnedEncoding(nn.Module):
         for name, reach in (('row_table', grid_size[0]), ('col_table', grid_size[1])):
             table = getattr(self, name)
             setattr(self, name, nn.Parameter(resample_table(table.detach(), reach), table.requires_grad))
+
+    @torch.jit.ignore
+    def keep_heads(self, heads: torch.Tensor) -> None:
+        """Keep these heads, integers of shape (n,), and drop the others; the tables serve all heads."""
+        for name in ('row_keys', 'col_keys'):
+            select_parameter(self, name, heads)
 
     def forward(
             self,

@@ -2,18 +2,20 @@
 
 'On the Relationship between Self-Attention and Convolutional Layers', Cordonnier, Loukas, Jaggi, ICLR 2020
 - https://arxiv.org/abs/1911.03584
+'[Re] On the Relationship between Self-Attention and Convolutional Layers', Varma T, Prabhu, 2021 (hierarchical nets)
 
 Six post-norm transformer layers on the pixels of a 2x downsampled image, with as many channels in every head as in the
 layer. The variants differ in which terms of the attention score (the paper's equation 8) they keep, and in how they
-encode positions; see :class:`timm_selfconv.layers.SelfAttention2d`.
+encode positions; see :class:`timm_selfconv.layers.SelfAttention2d`. Hierarchical nets pass through one layer again and
+again, and compute its keys once.
 """
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Final, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
 
-from timm.layers import ClassifierHead, DropPath, Mlp, calculate_drop_path_rates, get_device_dtype, \
-    register_notrace_function, resample_abs_pos_embed_nhwc, to_2tuple
+from timm.layers import ClassifierHead, DropPath, LayerType, Mlp, calculate_drop_path_rates, get_act_layer, \
+    get_device_dtype, register_notrace_function, resample_abs_pos_embed_nhwc, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
@@ -56,6 +58,7 @@ class Block(nn.Module):
             drop: float = 0.,
             attn_drop: float = 0.,
             drop_path: float = 0.,
+            act_layer: LayerType = 'gelu',
             norm_eps: float = 1e-12,
             device=None,
             dtype=None,
@@ -66,18 +69,21 @@ class Block(nn.Module):
         self.attn = SelfAttention2d(dim, num_heads, attn_drop=attn_drop, proj_drop=drop, **attn_kwargs, **dd)
         self.drop_path1 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
-        self.mlp = Mlp(dim, mlp_dim, drop=(0., drop), **dd)
+        self.mlp = Mlp(dim, mlp_dim, act_layer=get_act_layer(act_layer), drop=(0., drop), **dd)
         self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.norm1(x + self.drop_path1(self.attn(x)))
+    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+        x = self.norm1(x + self.drop_path1(self.attn(x, key)))
         x = self.norm2(x + self.drop_path2(self.mlp(x)))
         return x
 
 
 class SelfAttentionNet(nn.Module):
     """Classifier of self-attention layers on a grid of pixels, channels last throughout."""
+    shares_key: Final[bool]
+    if TYPE_CHECKING:
+        blocks: Any  # nn.Sequential of Block, whose attributes it does not show
 
     def __init__(
             self,
@@ -92,6 +98,11 @@ class SelfAttentionNet(nn.Module):
             mlp_dim: int = 512,
             terms: Sequence[str] = ('position',),
             encoding: str = 'quadratic',
+            hierarchical: bool = False,
+            qk_bias: bool = True,
+            attn_proj: bool = True,
+            act_layer: LayerType = 'gelu',
+            norm_eps: float = 1e-12,
             drop_rate: float = 0.,
             attn_drop_rate: float = 0.,
             drop_path_rate: float = 0.,
@@ -112,9 +123,16 @@ class SelfAttentionNet(nn.Module):
             mlp_dim: Hidden channels of the MLPs.
             terms: Terms of the attention score, see :class:`SelfAttention2d`.
             encoding: Position encoding, see :class:`SelfAttention2d`.
+            hierarchical: Let all layers share one block, and all its passes the keys of the first one's input: depth
+                costs no parameters (the report's hierarchical attention).
+            qk_bias: Give the query and key maps a bias.
+            attn_proj: Send the heads' sum through one more linear map.
+            act_layer: Activation of the MLPs.
+            norm_eps: Epsilon of the LayerNorms.
             drop_rate: Dropout rate of hidden states, after attention and MLP (the paper: 0.1).
             attn_drop_rate: Dropout rate of attention probabilities (the paper: 0.1).
-            drop_path_rate: Stochastic depth rate of the last layer, growing linearly from 0.
+            drop_path_rate: Stochastic depth rate of the last layer, growing linearly from 0; of every pass of a shared
+                block.
 
         Raises:
             ValueError: If an argument is out of range, or terms and encoding do not fit.
@@ -125,9 +143,10 @@ class SelfAttentionNet(nn.Module):
                             ('depth', depth), ('mlp_dim', mlp_dim)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
-        heads = (num_heads,) * depth if isinstance(num_heads, int) else tuple(num_heads)
-        if len(heads) != depth:
-            raise ValueError(f'num_heads={num_heads!r}: needs one number, or one for each of {depth} layers')
+        num_blocks = 1 if hierarchical else depth
+        heads = (num_heads,) * num_blocks if isinstance(num_heads, int) else tuple(num_heads)
+        if len(heads) != num_blocks:
+            raise ValueError(f'num_heads={num_heads!r}: needs one number, or one for each of {num_blocks} layers')
         grid_size = to_grid_size(img_size, patch_size)
 
         self.num_classes = num_classes
@@ -139,7 +158,7 @@ class SelfAttentionNet(nn.Module):
         self.grad_checkpointing = False
 
         self.stem = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
-        drop_path_rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        drop_path_rates: Any = [drop_path_rate] if hierarchical else calculate_drop_path_rates(drop_path_rate, depth)
         self.blocks = nn.Sequential(*[
             Block(
                 embed_dim,
@@ -148,15 +167,21 @@ class SelfAttentionNet(nn.Module):
                 drop=drop_rate,
                 attn_drop=attn_drop_rate,
                 drop_path=drop_path_rates[i],
+                act_layer=act_layer,
+                norm_eps=norm_eps,
                 terms=terms,
                 encoding=encoding,
                 grid_size=grid_size,
+                qk_bias=qk_bias,
+                proj=attn_proj,
                 **dd,
             )
-            for i in range(depth)
+            for i in range(num_blocks)
         ])
+        self.passes = depth // num_blocks
+        self.shares_key = hierarchical and ('content' in terms or 'key_bias' in terms)
         self.feature_info = [
-            dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{i}') for i in range(depth)]
+            dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{i % num_blocks}') for i in range(depth)]
         self.head = ClassifierHead(embed_dim, num_classes, pool_type=global_pool, input_fmt=self.output_fmt, **dd)
 
     @property
@@ -211,6 +236,12 @@ class SelfAttentionNet(nn.Module):
         x = check_images(x, self.in_chans, self.patch_size)
         return self.stem(x).permute(0, 2, 3, 1)
 
+    def _shared_key(self, x: torch.Tensor) -> Optional[torch.Tensor]:
+        """Keys that all passes of a shared block meet: those of the first one's input x, shape (B, H, W, C)."""
+        if self.shares_key:
+            return self.blocks[0].attn.keys(x)
+        return None
+
     def forward_intermediates(
             self,
             x: torch.Tensor,
@@ -235,20 +266,21 @@ class SelfAttentionNet(nn.Module):
         """
         assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
         intermediates: List[torch.Tensor] = []
-        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
+        take_indices, max_index = feature_take_indices(len(self.blocks) * self.passes, indices)
 
         x = self._stem(x)
-        if torch.jit.is_scripting() or not stop_early:  # can't slice blocks in torchscript
-            blocks = self.blocks
-        else:
-            blocks = self.blocks[:max_index + 1]
-        for i, block in enumerate(blocks):
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x)
-            else:
-                x = block(x)
-            if i in take_indices:
-                intermediates.append(x.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else x)
+        key = self._shared_key(x)
+        i = 0
+        for block in self.blocks:
+            for _ in range(self.passes):
+                if i <= max_index or not stop_early:
+                    if self.grad_checkpointing and not torch.jit.is_scripting():
+                        x = checkpoint(block, x, key)
+                    else:
+                        x = block(x, key)
+                    if i in take_indices:
+                        intermediates.append(x.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else x)
+                i += 1
 
         if intermediates_only:
             return intermediates
@@ -261,20 +293,25 @@ class SelfAttentionNet(nn.Module):
             prune_head: bool = True,
     ) -> List[int]:
         """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
-        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[:max_index + 1]
-        self.num_heads = self.num_heads[:max_index + 1]
+        take_indices, max_index = feature_take_indices(len(self.blocks) * self.passes, indices)
+        if self.passes > 1:
+            self.passes = max_index + 1
+        else:
+            self.blocks = self.blocks[:max_index + 1]
+            self.num_heads = self.num_heads[:max_index + 1]
         if prune_head:
             self.reset_classifier(0, '')
         return take_indices
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
         x = self._stem(x)
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            for block in self.blocks:
-                x = checkpoint(block, x)
-        else:
-            x = self.blocks(x)
+        key = self._shared_key(x)
+        for block in self.blocks:
+            for _ in range(self.passes):
+                if self.grad_checkpointing and not torch.jit.is_scripting():
+                    x = checkpoint(block, x, key)
+                else:
+                    x = block(x, key)
         return x
 
     def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
@@ -339,9 +376,12 @@ default_cfgs = generate_default_cfgs({
         ('sa_quadratic_h16_cifar', 2),
         ('sa_learned_h16_cifar', 2),
         ('sa_learned_content_h16_cifar', 2),
+        ('sa_learned_content_hier_cifar', 2),
+        ('sa_learned_content_hier_h16_cifar', 2),
         ('sa_quadratic_tiny_cifar', 4),
         ('sa_learned_tiny_cifar', 4),
         ('sa_learned_content_tiny_cifar', 4),
+        ('sa_learned_content_hier_tiny_cifar', 4),
     )
 })
 
@@ -357,6 +397,10 @@ def _create_self_attention(variant: str, pretrained: bool = False, **kwargs: Any
 
 
 CONTENT = ('content', 'content_position')
+# the report's: leaner and otherwise normalised than the paper's nets
+HIERARCHICAL = dict(
+    encoding='learned', terms=CONTENT, hierarchical=True, qk_bias=False, attn_proj=False, act_layer='relu',
+    norm_eps=1e-5)
 TINY = dict(patch_size=4, embed_dim=96, mlp_dim=192)
 
 
@@ -416,6 +460,19 @@ def sa_learned_content_h16_cifar(pretrained: bool = False, **kwargs: Any) -> Sel
 
 
 @register_model
+def sa_learned_content_hier_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """Learned encoding with content, hierarchical: six passes of one layer (4.75M, 91.0 % published by the report)."""
+    return _create_self_attention('sa_learned_content_hier_cifar', pretrained, **dict(HIERARCHICAL, **kwargs))
+
+
+@register_model
+def sa_learned_content_hier_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """Learned encoding with content, hierarchical, with 16 heads."""
+    model_args = dict(HIERARCHICAL, num_heads=16)
+    return _create_self_attention('sa_learned_content_hier_h16_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
 def sa_quadratic_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
     """A small quadratic net that trains on a CPU: 96 channels on 8 x 8 positions."""
     return _create_self_attention('sa_quadratic_tiny_cifar', pretrained, **dict(TINY, **kwargs))
@@ -433,3 +490,10 @@ def sa_learned_content_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> Se
     """A small net with content that trains on a CPU: 64 channels on 8 x 8 positions."""
     model_args = dict(TINY, embed_dim=64, mlp_dim=128, encoding='learned', terms=CONTENT)
     return _create_self_attention('sa_learned_content_tiny_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_learned_content_hier_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """A small hierarchical net with content that trains on a CPU: 64 channels on 8 x 8 positions."""
+    model_args = dict(TINY, embed_dim=64, mlp_dim=128, **HIERARCHICAL)
+    return _create_self_attention('sa_learned_content_hier_tiny_cifar', pretrained, **dict(model_args, **kwargs))
