@@ -1,14 +1,25 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import timm
+import torch
+import yaml
 from PIL import Image
+from timm.models import save_for_hf
 
 from timm_selfconv import hub
+from timm_selfconv.analysis import counting
+from timm_selfconv.analysis.tables import zoo_names
 from timm_selfconv.cli import DEMO_MODEL, main
+from timm_selfconv.theory import prune_heads
+
+SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
+RECIPES = Path(__file__).resolve().parent.parent / 'recipes'
 
 
 @pytest.fixture
@@ -62,18 +73,129 @@ def test_export_that_fails_leaves_nothing(checkpoint, tmp_path):
     assert list((tmp_path / 'out').iterdir()) == []
 
 
+@pytest.fixture
+def degenerate(tmp_path):
+    """Weights of a general quadratic net with a flat head in layer 1 and a stripe in layer 4."""
+    model = timm.create_model('sa_quadratic_gen_cifar', **SMALL)
+    with torch.no_grad():
+        model.blocks[1].attn.encoding.spreads[3] = 1e-4 * torch.eye(2)
+        model.blocks[4].attn.encoding.spreads[0] = torch.tensor([[1., 0.], [0., 1e-4]])
+    save_for_hf(model, tmp_path / 'net', safe_serialization=True)
+    return f"local-dir:{tmp_path / 'net'}"
+
+
+def test_prune(degenerate, tmp_path, capsys):
+    command = ['prune', degenerate, '--output', str(tmp_path / 'out' / 'pruned')]
+    main(command)
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines() if 'alike' in line or 'stripe' in line] == [
+        ['1', '3'], ['4', '0']]
+    assert '1e-08' in out and '1e+08' in out
+    full = timm.create_model(degenerate, pretrained=True).eval()
+    pruned = prune_heads(full, {1: [3], 4: [0]})
+    for counts in (counting.count(full), counting.count(pruned)):
+        assert all(f'{n:,}' in out for n in (counts.parameters, counts.linear_conv_flops, counts.flops))
+
+    scope = dict(timm=timm)
+    loaded = eval(next(line for line in out.splitlines() if line.startswith('Use it')).split(':', 1)[1].strip(), scope)
+    assert loaded.num_heads == (9, 8, 9, 9, 8, 9)
+    x = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(loaded.eval()(x), pruned(x), rtol=0, atol=0)
+
+    files = {path: path.read_bytes() for path in (tmp_path / 'out' / 'pruned').iterdir()}
+    assert {path.name for path in files} == {'config.json', 'model.safetensors'}
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'exists' in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / 'out').rglob('*') if path.is_file()} == files
+
+
+def test_prune_that_fails_leaves_nothing(degenerate, tmp_path, monkeypatch):
+    def full_disk(*args, **kwargs):
+        raise RuntimeError('no space left')
+
+    monkeypatch.setattr('safetensors.torch.save_file', full_disk)
+    with pytest.raises(SystemExit):
+        main(['prune', degenerate, '--output', str(tmp_path / 'out' / 'pruned')])
+    assert list((tmp_path / 'out').iterdir()) == []
+
+
+def test_prune_the_heads_one_names(checkpoint, tmp_path, capsys):
+    command = ['prune', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--output', str(tmp_path / 'pruned')]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'nothing to prune' in capsys.readouterr().err and not (tmp_path / 'pruned').exists()
+    main([*command, '--heads', '0:1,8', '5:0'])
+    assert '1, 8' in capsys.readouterr().out
+    model = timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True)
+    assert model.num_heads == (7, 9, 9, 9, 9, 8)
+
+
+@pytest.mark.skipif(not os.environ.get('TIMM_SCRIPTS'), reason="TIMM_SCRIPTS names no folder with timm's scripts")
+def test_what_prune_says_trains_the_pruned_net_on(degenerate, tmp_path, capsys):
+    datasets = pytest.importorskip('datasets')
+    features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(num_classes=10))
+    pictures = dict(img=[Image.new('RGB', (32, 32), (60, 99, 25 * i)) for i in range(4)], label=list(range(4)))
+    for split in ('train', 'test'):
+        datasets.Dataset.from_dict(pictures, features=features).to_parquet(
+            tmp_path / 'data' / f'{split}-00000-of-00001.parquet')
+    main(['prune', degenerate, '--output', str(tmp_path / 'pruned')])
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith('Train it on'))
+    python, script, *command = shlex.split(line.split(':', 1)[1])
+    assert python == 'python' and script == 'train.py'
+    recipe = RECIPES / 'sa_quadratic_gen_pruned_cifar.yaml'
+    assert command[:2] == ['-c', f'recipes/{recipe.name}']
+    for key, value in yaml.safe_load(recipe.read_text())['model_kwargs'].items():
+        assert f'{key}={value}' in command  # they would be lost
+    command[1] = str(recipe)
+    done = subprocess.run(
+        [sys.executable, os.path.join(os.environ['TIMM_SCRIPTS'], script), *command, '--dataset',
+         f"hfds/{tmp_path / 'data'}", '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2',
+         '--epochs', '1', '--warmup-epochs', '0', '--lr', '1e-9', '--output', str(tmp_path), '--experiment', 'run'],
+        env=dict(os.environ, HF_DATASETS_CACHE=str(tmp_path / 'cache')), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    trained = torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=False)['state_dict']
+    pruned = timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True).state_dict()
+    torch.testing.assert_close(trained, dict(pruned), rtol=0, atol=1e-6)  # at next to no learning rate
+
+
 def test_bench_prints_a_ratio(capsys):
     main(['bench', 'sa_quadratic_tiny_cifar', '--img-size', '8', '--batch-size', '1'])
     out = capsys.readouterr().out
     assert '8 x 8' in out and 'ratio' in out
 
 
+def test_heads(checkpoint, capsys):
+    command = ['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--kernel-size', '5']
+    main([*command, '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert result['model'] == 'sa_quadratic_tiny_cifar' and result['kernel_size'] == 5
+    assert [layer['layer'] for layer in result['layers']] == list(range(6))
+    assert all(16 / 25 <= layer['residual'] <= layer['shared_residual'] <= 1 for layer in result['layers'])
+    assert [head['head'] for head in result['layers'][5]['heads']] == list(range(9))
+    main(command)
+    out = capsys.readouterr().out
+    assert f"{result['layers'][3]['residual']:.3f}" in out and '5 x 5 convolution' in out
+
+
+def test_heads_of_a_net_that_looks_at_content(folder, tmp_path, capsys):
+    file = tmp_path / 'content.safetensors'
+    hub.save_weights(timm.create_model('sa_learned_content_tiny_cifar'), file)
+    command = ['heads', 'sa_learned_content_tiny_cifar', '--checkpoint', str(file)]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'images: this net looks at content' in capsys.readouterr().err
+    main([*command, '--json', '--images', f'{folder}/test/3/picture.png', f'{folder}/test/7/picture.png'])
+    assert len(json.loads(capsys.readouterr().out)['layers']) == 6
+
+
 def test_list_and_tables_for_machines(capsys):
     main(['list', '--json'])
     rows = json.loads(capsys.readouterr().out)
-    assert {row['name'] for row in rows} == set(timm.list_models(module=['self_attention', 'resnet_cifar']))
+    assert {row['name'] for row in rows} == set(zoo_names())
     main(['tables', '--json'])
-    assert json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed['tables'][0]['label'] == 'ResNet18' and {'paper', 'here'} <= set(printed['results'][0])
 
 
 @pytest.mark.skipif(not hub.weights_path(DEMO_MODEL).is_file(), reason=f'{DEMO_MODEL} has no weights here')
@@ -87,9 +209,16 @@ def test_demo_on_ones_own_picture(folder, capsys):
     (['classify', 'sa_quadratic_cifar', 'x.png'], 'sa_quadratic_cifar has no trained weights'),
     (['classify', 'no_such_net', 'x.png'], 'no_such_net'),
     (['bench', 'resnet18_cifar'], 'model=ResNetCifar'),
+    (['heads', 'sa_quadratic_tiny_cifar', '--images', 'nowhere.png'], "image 'nowhere.png'"),
     (['run', 'nowhere.py'], "script='nowhere.py'"),
     (['eval', 'sa_quadratic_tiny_cifar', '--data', '.', '--checkpoint', 'nowhere.safetensors'],
      "checkpoint='nowhere.safetensors'"),
+    (['prune', 'sa_quadratic_gen_cifar', '--output', 'z'], 'sa_quadratic_gen_cifar has no trained weights'),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', '.'], '. exists'),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '0:1;2'], "heads='0:1;2': needs LAYER:HEAD,HEAD"),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '0:1', '0:2'], "heads='0:2'"),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '9:1'], 'no layer 9'),
+    (['prune', 'sa_learned_tiny_cifar', '--output', 'z'], 'say which heads to prune'),
     (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', 'x', '--data', 'y', '--output', 'z', '--fact', 'seed'],
      "fact='seed'"),
 ])

@@ -3,17 +3,22 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
+import huggingface_hub
 import timm
 import torch.nn as nn
 from tabulate import tabulate
+from timm.data import resolve_data_config
 
-from timm_selfconv import hub
-from timm_selfconv.analysis import bench, evaluation, tables
+from timm_selfconv import hub, theory
+from timm_selfconv.analysis import bench, counting, evaluation, tables
+from timm_selfconv.analysis.heads import format_heads, report_heads
 
 __all__ = ['main']
 
@@ -30,8 +35,12 @@ def create_model(args: argparse.Namespace) -> nn.Module:
         raise ValueError(f'model={args.model!r}: needs a registered model, see timm-selfconv list')
     if args.checkpoint is None:
         return timm.create_model(args.model, pretrained=True)
+    if Path(args.checkpoint).is_dir():
+        model = timm.create_model(args.model)
+        huggingface_hub.load_torch_model(model, args.checkpoint, strict=True)
+        return model
     if not Path(args.checkpoint).is_file():
-        raise ValueError(f'checkpoint={args.checkpoint!r}: needs a weight file')
+        raise ValueError(f'checkpoint={args.checkpoint!r}: needs a weight file, or a folder of shards')
     return timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=args.checkpoint))
 
 
@@ -50,8 +59,11 @@ def demo_pictures() -> List[Path]:
 
 
 def run_tables(args: argparse.Namespace) -> None:
-    rows = tables.paper_tables()
-    print(json.dumps(rows, indent=2) if args.json else tables.format_tables(rows))
+    rows, results = tables.paper_tables(), tables.results_rows()
+    if args.json:
+        print(json.dumps(dict(tables=rows, results=results), indent=2))
+    else:
+        print(f'{tables.format_tables(rows)}\n\nTest accuracies, published and here\n{tables.format_results(results)}')
 
 
 def run_list(args: argparse.Namespace) -> None:
@@ -120,6 +132,83 @@ def run_export(args: argparse.Namespace) -> None:
     print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
 
 
+def parse_heads(heads: Sequence[str]) -> Dict[int, List[int]]:
+    """Heads of each layer from LAYER:HEAD,HEAD words.
+
+    Raises:
+        ValueError: If a word is not of that form, or a layer stands twice.
+    """
+    parsed: Dict[int, List[int]] = {}
+    for word in heads:
+        match = re.fullmatch(r'(\d+):(\d+(?:,\d+)*)', word)
+        if match is None or int(match[1]) in parsed:
+            raise ValueError(f'heads={word!r}: needs LAYER:HEAD,HEAD, counted from 0, once for each layer')
+        parsed[int(match[1])] = [int(head) for head in match[2].split(',')]
+    return parsed
+
+
+def format_degenerate(model: nn.Module, heads: Dict[int, List[int]], min_eigenvalue: float) -> str:
+    """Why heads are degenerate, one a line."""
+    rows = []
+    for layer, eigenvalues in theory.precision_eigenvalues(model).items():
+        conditions = theory.condition_numbers(eigenvalues).tolist()
+        for head in heads.get(layer, []):
+            largest = float(eigenvalues[head, 1])
+            reason = 'all pixels alike' if largest < min_eigenvalue else 'a thin stripe'
+            rows.append((layer, head, largest, conditions[head], reason))
+    headers = ('layer', 'head dropped', 'largest eigenvalue', 'condition number', 'it attends to')
+    return tabulate(rows, headers=headers, floatfmt='.2g')
+
+
+def train_on_command(folder: Path) -> str:
+    """The command that trains a pruned net on, from the folder that it was saved in."""
+    config = json.loads((folder / 'config.json').read_text())
+    model_kwargs = {
+        'attn_drop_rate': 0.1,  # the recipe's: on the command line --model-kwargs replaces the recipe's altogether
+        # train.py has arguments of its own for these
+        **{k: v for k, v in config['model_args'].items() if k not in ('in_chans', 'num_classes', 'global_pool')}}
+    return shlex.join([
+        'python', 'train.py', '-c', 'recipes/sa_quadratic_gen_pruned_cifar.yaml', '--model', config['architecture'],
+        '--num-classes', str(config['num_classes']), '--initial-checkpoint', str(folder / 'model.safetensors'),
+        '--model-kwargs', *(f'{k}={v!r}'.replace(' ', '') for k, v in model_kwargs.items())])
+
+
+def run_prune(args: argparse.Namespace) -> None:
+    folder = Path(args.output)
+    if folder.exists():
+        raise FileExistsError(f'{folder} exists: remove it or choose another --output')
+    model = create_model(args)
+    if args.heads:
+        heads = parse_heads(args.heads)
+        print(tabulate(heads.items(), headers=('layer', 'heads dropped')))
+    else:
+        heads = theory.degenerate_heads(model, args.min_eigenvalue, args.max_condition)
+        if not heads:
+            raise ValueError(f'model={args.model!r}: has no degenerate heads, nothing to prune')
+        print(format_degenerate(model, heads, args.min_eigenvalue))
+
+    pruned = theory.prune_heads(model, heads)
+    input_size = resolve_data_config({}, model=model)['input_size']
+    before, after = counting.count(model, input_size), counting.count(pruned, input_size)
+    print('\n' + tabulate(
+        [('parameters', f'{before.parameters:,}', f'{after.parameters:,}'),
+         ("FLOPs, the paper's way", f'{before.linear_conv_flops:,}', f'{after.linear_conv_flops:,}'),
+         ('FLOPs with attention', f'{before.flops:,}', f'{after.flops:,}')],
+        headers=('', 'before', 'after'), disable_numparse=True, colalign=('left', 'right', 'right')))
+    hub.save_folder(pruned, folder)
+    print(f'\nUse it:      timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
+    print(f'Train it on: {train_on_command(folder)}')
+
+
+def run_heads(args: argparse.Namespace) -> None:
+    layers = report_heads(create_model(args), evaluation.open_images(args.images), args.kernel_size)
+    if args.json:
+        reports = [dataclasses.asdict(layer) for layer in layers]
+        print(json.dumps(dict(model=args.model, kernel_size=args.kernel_size, layers=reports), indent=2))
+    else:
+        print(format_heads(layers, args.kernel_size))
+
+
 def run_script(args: argparse.Namespace) -> None:
     """Run a timm script that has no --device-modules with the zoo registered, as if python had been called on it."""
     if not Path(args.script).is_file():
@@ -175,6 +264,24 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--data', required=True, help='CIFAR-10, as for eval')
     sub.add_argument('--output', required=True, metavar='DIR', help='folder of the new files')
     sub.add_argument('--fact', action='append', default=[], metavar='KEY=VALUE', help='a row of the card')
+
+    sub = command('prune', run_prune, 'drop heads that look at all pixels alike or at a thin stripe, or heads you name')
+    sub.add_argument('model', metavar='MODEL')
+    sub.add_argument('--checkpoint', help='weights of your own')
+    sub.add_argument('--output', required=True, metavar='DIR', help='new folder for the smaller net')
+    sub.add_argument('--min-eigenvalue', type=float, default=1e-5, help=(
+        "drop heads whose precision's largest eigenvalue is below this (default: 1e-5)"))
+    sub.add_argument('--max-condition', type=float, default=1e5, help=(
+        "drop heads whose precision's condition number is above this (default: 1e5; the released code: 1e3)"))
+    sub.add_argument('--heads', nargs='+', metavar='LAYER:HEAD,HEAD', help='drop these instead, counted from 0')
+
+    sub = command('heads', run_heads, 'what each head does, and how convolutional each layer is')
+    sub.add_argument('model', metavar='MODEL')
+    sub.add_argument('--checkpoint', help='weights of your own')
+    sub.add_argument('--images', nargs='+', default=[], metavar='IMAGE', help=(
+        'pictures to average over; needed by nets that look at content'))
+    sub.add_argument('--kernel-size', type=int, default=3, help='side of the convolutions (default: 3)')
+    sub.add_argument('--json', action='store_true', help='for machines')
 
     sub = command('run', run_script, "run a timm script (validate.py, benchmark.py, ...) with the zoo registered")
     sub.add_argument('script', metavar='SCRIPT')

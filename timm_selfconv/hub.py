@@ -7,6 +7,7 @@ from typing import Dict, Optional, Union
 
 import huggingface_hub
 import safetensors.torch
+import timm.models
 import torch
 import torch.nn as nn
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -14,8 +15,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from timm_selfconv.models import WEIGHTS_DIR
 
 __all__ = [
-    'card_facts', 'card_path', 'measured_accuracy', 'model_card', 'save_shards', 'save_weights', 'weights_path',
-    'write_new',
+    'card_facts', 'card_path', 'measured_accuracy', 'model_card', 'save_folder', 'save_shards', 'save_weights',
+    'weights_path', 'write_new',
 ]
 
 
@@ -132,6 +133,27 @@ def save_shards(model: nn.Module, folder: Union[str, Path], dtype: torch.dtype =
     huggingface_hub.save_torch_state_dict(portable_state_dict(model, dtype), temporary, max_shard_size='16MB')
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
+
+
+def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
+    """Save a net as the folder that timm's ``local-dir:`` and ``hf-hub:`` models are, whole or not at all.
+
+    Args:
+        model: A net that timm made.
+        folder: Where to; must not exist yet.
+
+    Raises:
+        FileExistsError: If there is something already; it is left alone.
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f'.{folder.name}.{os.getpid()}')
+    try:
+        timm.models.save_for_hf(model, str(temporary), safe_serialization=True)
+        folder.mkdir()  # fails where something exists
+        temporary.replace(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -> str:

@@ -137,6 +137,12 @@ def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
     return images
 
 
+def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
+    """Pictures of any size as a model's configuration says it takes them, shape (B, C, height, width)."""
+    transform = create_transform(**resolve_data_config({}, model=model))
+    return torch.stack([transform(image) for image in images])
+
+
 def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str, float]]:
     """Most probable class of each picture, preprocessed as the model's configuration says.
 
@@ -147,11 +153,9 @@ def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str,
     Returns:
         Class name and probability of each picture.
     """
-    transform = create_transform(**resolve_data_config({}, model=model))
-    batch = torch.stack([transform(image) for image in images])
     model = model.eval()
     with torch.inference_mode():
-        probs = model(batch).float().softmax(dim=-1)
+        probs = model(preprocess(model, images)).float().softmax(dim=-1)
     best = probs.max(dim=-1)
     names = class_names(model, probs.shape[1])
     return [(names[int(i)], float(p)) for p, i in zip(best.values, best.indices)]

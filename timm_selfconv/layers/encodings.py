@@ -41,21 +41,29 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
 
 
-def axis_offsets(size: int, like: torch.Tensor) -> torch.Tensor:
-    """Offsets ``key - query`` between all positions of one axis.
+def axis_offsets(size: int, like: torch.Tensor, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """Offsets ``key - query`` between positions of one axis.
 
     Args:
-        size: Number of positions along the axis.
+        size: Number of positions along the axis, all of them keys.
         like: Tensor whose device and (at least float32) dtype the result takes.
+        queries: Positions of the queries, of that device and dtype, shape (queries,); all positions by default.
 
     Returns:
-        Offsets in pixels, shape (size, size), query before key.
+        Offsets in pixels, shape (queries, size), query before key.
     """
     positions = torch.arange(size, device=like.device, dtype=at_least_float32(like).dtype)
-    return positions[None, :] - positions[:, None]
+    if queries is None:
+        queries = positions
+    return positions[None, :] - queries[:, None]
 
 
-def gaussian_axis_scores(centers: torch.Tensor, precision: torch.Tensor, size: int) -> torch.Tensor:
+def gaussian_axis_scores(
+        centers: torch.Tensor,
+        precision: torch.Tensor,
+        size: int,
+        queries: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
     """Log-Gaussian scores along one axis, ``-precision / 2 * (delta - center)^2``.
 
     This is equation (9) of the paper with its square completed: the two differ by a constant a query, which the softmax
@@ -64,13 +72,14 @@ def gaussian_axis_scores(centers: torch.Tensor, precision: torch.Tensor, size: i
     Args:
         centers: Centre of each head along the axis, in pixels, shape (heads,).
         precision: Inverse variance of each head along the axis, in 1 / pixels^2, shape (heads,).
-        size: Number of positions along the axis.
+        size: Number of positions along the axis, all of them keys.
+        queries: Positions of the queries, see :func:`axis_offsets`.
 
     Returns:
-        Scores, shape (heads, size, size), query before key.
+        Scores, shape (heads, queries, size), query before key.
     """
     centers, precision = at_least_float32(centers), at_least_float32(precision)
-    distance = axis_offsets(size, centers) - centers[:, None, None]
+    distance = axis_offsets(size, centers, queries) - centers[:, None, None]
     return -0.5 * precision[:, None, None] * distance.square()
 
 

@@ -1,0 +1,119 @@
+import dataclasses
+import json
+import re
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from timm_selfconv.analysis.heads import format_heads, report_heads
+from timm_selfconv.theory import tap_offsets
+
+SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
+IMAGES = [Image.new('RGB', (32, 32), 'white'), Image.linear_gradient('L').resize((32, 32)).convert('RGB')]
+
+
+def convolutional_net(num_heads=9, **kwargs):
+    """Its first layer is sharp and on the taps of a 3 x 3 kernel, its second looks everywhere."""
+    torch.manual_seed(0)
+    net = timm.create_model('sa_quadratic_cifar', num_heads=num_heads, **dict(SMALL, **kwargs))
+    with torch.no_grad():
+        net.blocks[0].attn.encoding.centers.copy_(tap_offsets(3)[:num_heads])
+        net.blocks[0].attn.encoding.spreads.fill_(9.)
+        net.blocks[1].attn.encoding.spreads.zero_()
+    return net
+
+
+def test_a_convolution_and_its_contrary():
+    first, second = report_heads(convolutional_net())
+    assert (first.layer, second.layer) == (0, 1)
+    assert first.residual < 1e-9 and first.shared_residual < 1e-9
+    assert first.taps == [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    for head, tap in zip(first.heads, first.taps):
+        assert head.acts_as_tap and head.nearest_tap == tap and head.on_tap == pytest.approx(1.)
+        assert head.center == pytest.approx(tap, abs=1e-6)
+        assert head.largest == pytest.approx(1.) and head.entropy < 1e-6 and head.spread < 1e-6
+        assert head.distance == pytest.approx((tap[0] ** 2 + tap[1] ** 2) ** 0.5, abs=1e-6)
+        assert head.consistency == pytest.approx(1.) and head.symmetry == pytest.approx(float(tap[1] == 0), abs=1e-6)
+
+    keys = 16 * 16
+    assert second.residual == pytest.approx(1 - 1 / keys, abs=1e-5)
+    assert second.taps == [] and not any(head.acts_as_tap for head in second.heads)
+    for head in second.heads:
+        assert head.center == pytest.approx((0., 0.), abs=1e-4)  # inside the border, on average
+        assert head.spread == pytest.approx((2 * (16 ** 2 - 1) / 12) ** 0.5)
+        assert head.largest == pytest.approx(1 / keys) and head.on_tap == pytest.approx(1 / keys)
+
+
+def test_taps_are_counted_once_and_others_left_out():
+    net = convolutional_net(num_heads=5)
+    with torch.no_grad():
+        net.blocks[0].attn.encoding.centers.copy_(torch.tensor([[0, 1], [0, 1], [-1, -1], [0, 3], [0.5, 0]]))
+    first = report_heads(net)[0]
+    assert [head.acts_as_tap for head in first.heads] == [True, True, True, False, False]
+    assert first.taps == [(-1, -1), (0, 1)]
+    assert first.heads[4].on_tap == pytest.approx(0.5)  # between two pixels
+    assert first.residual == pytest.approx((9 - 3) / 9, abs=1e-6)  # half of either of these two
+    wider = report_heads(net, kernel_size=7)[0]
+    assert wider.taps == [(-1, -1), (0, 1), (0, 3)] and wider.heads[3].acts_as_tap
+
+
+def test_any_image_size_and_number_of_channels():
+    net = convolutional_net(img_size=(12, 16), in_chans=1)
+    assert report_heads(net)[1].heads[0].largest == pytest.approx(1 / (6 * 8))
+    with pytest.raises(ValueError, match='kernel_size=7: needs a kernel that fits in a grid of 6 x 8'):
+        report_heads(net, kernel_size=7)
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(encoding='learned', terms=('content_position',)), dict(encoding='absolute', terms=('content',)),
+    dict(terms=('key_bias', 'position'))])
+def test_what_looks_at_content_needs_pictures(kwargs):
+    net = timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs)
+    with pytest.raises(ValueError, match='images: this net looks at content'):
+        report_heads(net)
+    assert len(report_heads(net, IMAGES)) == 2
+
+
+def test_numbers_are_means_over_pictures():
+    torch.manual_seed(0)
+    net = timm.create_model('sa_learned_content_cifar', **SMALL)
+    with torch.no_grad():
+        for block in net.blocks:
+            block.attn.query.weight.mul_(20.)  # sharp enough for pictures to matter
+    both = report_heads(net, IMAGES)
+    each = [report_heads(net, [image]) for image in IMAGES]
+    for layer, *alone in zip(both, *each):
+        assert layer.residual == pytest.approx(sum(one.residual for one in alone) / 2)
+        assert layer.shared_residual >= sum(one.shared_residual for one in alone) / 2
+        for head, *singles in zip(layer.heads, *(one.heads for one in alone)):
+            for name in ('center', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'symmetry'):
+                values = [torch.tensor(getattr(single, name)) for single in singles]
+                torch.testing.assert_close(torch.tensor(getattr(head, name)), sum(values) / 2)
+    assert each[0][0].heads[0].entropy != pytest.approx(each[1][0].heads[0].entropy, rel=1e-3)
+
+
+def test_nets_without_attention_are_refused():
+    with pytest.raises(ValueError, match='model=ResNetCifar'):
+        report_heads(timm.create_model('resnet18_cifar'))
+
+
+def test_formats():
+    net = convolutional_net()
+    with torch.no_grad():
+        net.blocks[0].attn.encoding.centers.copy_(-net.blocks[0].attn.encoding.centers)
+    layers = report_heads(net)
+    lines = format_heads(layers, 3).splitlines()
+    assert max(len(line) for line in lines) <= 120
+    assert lines[2].split() == [
+        '0', '0', '+1.00,', '+1.00', '0.00', '1.41', '0.00', '1.00', '1.00', '0.00', '1.00', '(+1,+1)']
+    assert lines[6].split()[:3] == ['4', '+0.00,', '+0.00'] and lines[6].endswith('(0,0)')
+    assert lines[11].split()[:2] == ['1', '0'] and '(' not in lines[11]
+    summary = lines[lines.index('') + 3:]
+    assert summary[0].split()[:3] == ['0', '0.000', '0.000'] and '9 of 9' in summary[0]
+    assert summary[2].split()[-4:] == ['0', 'of', '9', 'none']
+    assert re.findall(r'\(\S+\)', ' '.join(summary[:2])) == [
+        '(-1,-1)', '(-1,0)', '(-1,+1)', '(0,-1)', '(0,0)', '(0,+1)', '(+1,-1)', '(+1,0)', '(+1,+1)']
+    again = json.loads(json.dumps([dataclasses.asdict(layer) for layer in layers]))
+    assert again[0]['heads'][0]['nearest_tap'] == [1, 1] and again[1]['taps'] == []

@@ -1,0 +1,407 @@
+import copy
+import itertools
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from torch.nn.utils import prune
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers.encodings import select_parameter
+from timm_selfconv.theory import ConvAttention, conv_to_attention
+
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+MODES = ['zeros', 'reflect', 'replicate', 'circular']
+
+
+def randn(*shape, dtype=torch.float64, seed=1):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make_conv(dims=2, in_channels=3, out_channels=4, kernel_size=3, dtype=torch.float64, seed=0, **kwargs):
+    torch.manual_seed(seed)
+    return CONVS[dims](in_channels, out_channels, kernel_size, dtype=dtype, **kwargs)
+
+
+def assert_equal_up_to(tolerance, got, expected):
+    """Same shape and dtype, and apart by no more than a share of the largest expected value."""
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    if expected.numel():
+        torch.testing.assert_close(got, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+
+
+@st.composite
+def convolutions(draw):
+    """A convolution of any kind, and the shape of an input that it takes."""
+    dims, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+
+    def per_axis(low, high):
+        return tuple(draw(st.lists(st.integers(low, high), min_size=dims, max_size=dims)))
+
+    kernel_size, dilation = per_axis(1, 4 if dims < 3 else 3), per_axis(1, 3 if dims < 3 else 2)
+    padding = draw(st.sampled_from(['same', 'valid', 'int', 'tuple']))
+    stride = per_axis(1, 1 if padding == 'same' else 3)
+    padding = {'int': draw(st.integers(0, 2)), 'tuple': per_axis(0, 3)}.get(padding, padding)
+    conv = make_conv(
+        dims, groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 3)), kernel_size, stride=stride,
+        dilation=dilation, padding=padding, padding_mode=draw(st.sampled_from(MODES)), groups=groups,
+        bias=draw(st.booleans()), seed=draw(st.integers(0, 2 ** 16)))
+    # reflection needs more pixels than it adds, and the kernel its reach
+    smallest = [max(4, d * (k - 1) + 1) for k, d in zip(kernel_size, dilation)]
+    size = [low + draw(st.integers(0, 3)) for low in smallest]
+    batch = draw(st.sampled_from([(), (0,), (1,), (3,)]))
+    return conv, (*batch, conv.in_channels, *size)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@settings(deadline=None, max_examples=150)
+@given(convolutions(), st.sampled_from([(torch.float64, 1e-14), (torch.float32, 1e-5)]))
+def test_attention_is_the_convolution(case, precision):
+    (conv, shape), (dtype, tolerance) = case, precision
+    conv, x = conv.to(dtype), randn(*shape, dtype=dtype)
+    assert_equal_up_to(tolerance, conv_to_attention(conv)(x), conv(x))
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('in_channels,out_channels', [(3, 16), (32, 8)])
+def test_half_precision_is_exact_to_its_rounding(dtype, in_channels, out_channels):
+    conv = make_conv(2, in_channels, out_channels, 5, dtype, padding=2, stride=2)
+    x = randn(2, in_channels, 40, 30, dtype=dtype)
+    attention = conv_to_attention(conv)
+    expected = copy.deepcopy(conv).double()(x.double())
+    assert attention.centers.dtype == attention(x).dtype == dtype
+    assert_equal_up_to(2 * torch.finfo(dtype).eps, attention(x).double(), expected)
+    # or converted first, and then to half precision
+    assert torch.equal(conv_to_attention(conv.float()).to(dtype)(x), attention(x))
+
+
+def dense_maps(attention, size):
+    """Softmax over all pixels of v r_delta, equations (8) and (9), one query and one head at a time."""
+    dims = len(size)
+    origins = [d * (k - 1) // 2 for k, d in zip(attention.kernel_size, attention.dilation)]
+    counts = [(n - d * (k - 1) - 1) // s + 1
+              for n, k, d, s in zip(size, attention.kernel_size, attention.dilation, attention.stride)]
+    keys = torch.tensor(list(itertools.product(*map(range, size))), dtype=torch.float64)
+    maps = torch.zeros(attention.num_heads, *counts, *size, dtype=torch.float64)
+    for head, output in itertools.product(range(attention.num_heads), itertools.product(*map(range, counts))):
+        alpha = attention.spreads[head].double() ** 2 / 2
+        v = -alpha * torch.cat([torch.ones(1), -2 * attention.centers[head]])
+        query = torch.tensor([o + s * i for o, s, i in zip(origins, attention.stride, output)])
+        scores = [v @ torch.cat([delta @ delta[:, None], delta]) for delta in keys - query]
+        maps[(head, *output)] = torch.stack(scores).softmax(0).view(*size)
+    assert dims == attention.centers.shape[1]
+    return maps
+
+
+@pytest.mark.parametrize('dims,kernel_size,stride,dilation,size', [
+    (1, (4,), (2,), (2,), (9,)), (2, (3, 2), (1, 2), (1, 2), (5, 6)), (3, (1, 2, 2), (1, 1, 2), (2, 2, 1), (2, 4, 3))])
+def test_soft_heads_are_equations_8_and_9(dims, kernel_size, stride, dilation, size):
+    """Anywhere and of any width, the border included: what the factors compute is the attention of the paper."""
+    conv = make_conv(dims, 4, 6, kernel_size, stride=stride, dilation=dilation, padding=1, groups=2)
+    attention = conv_to_attention(conv)
+    with torch.no_grad():
+        attention.centers.add_(randn(*attention.centers.shape))
+        attention.spreads.copy_(0.3 + randn(attention.num_heads).abs())
+        maps = dense_maps(attention, [n + 2 for n in size])
+        torch.testing.assert_close(attention.attention_probs(size), maps)
+
+        x = randn(2, 4, *size)
+        values = torch.einsum(
+            'hgdc,bgcn->hbgdn', attention.value_weight.view(-1, 2, 3, 2),
+            F.pad(x, [1] * 2 * dims).reshape(2, 2, 2, -1)).flatten(2, 3)
+        expected = torch.einsum('hqn,hbdn->bdq', maps.flatten(-dims).flatten(1, dims), values)
+        torch.testing.assert_close(
+            attention(x), expected.view(2, 6, *maps.shape[1:1 + dims]) + conv.bias.view(-1, *[1] * dims))
+
+
+@pytest.mark.parametrize('dims', [1, 2, 3])
+@pytest.mark.parametrize('alpha', [0.5, 2., 8.])
+def test_lemma_2_s_limit(dims, alpha):
+    """Away from the border a pixel at distance d gets exp(-alpha d^2) / theta^K, a sum over all offsets of one axis."""
+    attention = conv_to_attention(make_conv(dims, kernel_size=3, stride=7), alpha)
+    maps = attention.attention_probs([17] * dims)
+    theta = sum(math.exp(-alpha * n * n) for n in range(-50, 51))
+    for head, center in enumerate(itertools.product((-1, 0, 1), repeat=dims)):
+        for away in (0, 1, 2):
+            key = [8 + c for c in center]  # queries are pixels 1, 8 and 15
+            key[0] += away
+            expected = math.exp(-alpha * away ** 2) / theta ** dims
+            assert maps[(head, *[1] * dims, *key)].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_how_sharp_is_sharp_enough():
+    """The arithmetic in conv_to_attention's docstring."""
+    conv = make_conv(3, 2, 2, 3)
+    x = randn(1, 2, 6, 6, 6)
+    error = {a: ((conv_to_attention(conv, a)(x) - conv(x)).abs().max() / x.abs().max()).item() for a in (4, 8, 12)}
+    weight = conv.weight.abs().sum(dim=(1, 2, 3, 4)).max().item()
+    for alpha, e in error.items():
+        leak = 2 * 3 * math.exp(-alpha)
+        assert 0.01 * leak * weight < e < 2 * 1.2 * leak * weight
+    for dtype, enough in ((torch.bfloat16, 7.4), (torch.float16, 9.5), (torch.float32, 18.5), (torch.float64, 38.6)):
+        assert enough == pytest.approx(math.log(4 * 3 / torch.finfo(dtype).eps), abs=0.1)
+
+    def neighbour(dtype, alpha):
+        return conv_to_attention(make_conv(1, dtype=dtype), alpha).attention_probs([9])[1, 3, 5].item()
+
+    assert neighbour(torch.float32, 46.) == pytest.approx(1.05e-20, rel=0.01)
+    assert neighbour(torch.float64, 46.) == pytest.approx(1.05e-20, rel=0.01)
+    assert neighbour(torch.float32, 104.) == 0 == neighbour(torch.float64, 746.) < neighbour(torch.float64, 104.)
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(in_channels=4, out_channels=6, stride=2, padding=1, groups=2),
+    dict(in_channels=6, out_channels=2, padding='same', padding_mode='circular', dilation=2),
+    dict(in_channels=3, out_channels=3, kernel_size=(2, 3), groups=3, padding=1, padding_mode='reflect'),
+])
+def test_gradients_are_the_convolution_s(kwargs):
+    conv = make_conv(**kwargs)
+    attention = conv_to_attention(conv)
+    inputs = randn(2, conv.in_channels, 7, 6)
+    x, y = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+    weights = randn(*conv(x).shape, seed=2)
+    (conv(x) * weights).sum().backward()
+    (attention(y) * weights).sum().backward()
+    torch.testing.assert_close(y.grad, x.grad)
+    torch.testing.assert_close(attention.bias.grad, conv.bias.grad)
+    torch.testing.assert_close(attention.value_weight.grad, conv.weight.grad.flatten(2).permute(2, 0, 1))
+    # where heads look hardly matters to an output that they don't leak into
+    assert 0 < attention.centers.grad.abs().max() < 1e-15
+
+
+@pytest.mark.parametrize('in_channels,out_channels', [(2, 4), (4, 2)])
+def test_gradients_of_all_parameters(in_channels, out_channels):
+    attention = conv_to_attention(
+        make_conv(2, in_channels, out_channels, (2, 3), stride=(1, 2), padding=1, groups=2), 0.7)
+    names = [name for name, _ in attention.named_parameters()]
+
+    def function(x, *parameters):
+        return torch.func.functional_call(attention, dict(zip(names, parameters)), (x,))
+
+    assert names == ['centers', 'spreads', 'value_weight', 'bias']
+    assert torch.autograd.gradcheck(
+        function, (randn(1, in_channels, 4, 5).requires_grad_(), *attention.parameters()))
+
+
+def test_a_soft_head_learns_where_to_look():
+    """A head that starts two pixels off finds the tap of the convolution that it is shown."""
+    target = make_conv(1, 1, 1, 1, bias=False)
+    attention = conv_to_attention(target, alpha=0.2)
+    attention.value_weight.requires_grad_(False)
+    nn.init.constant_(attention.centers, 2.)
+    x = randn(16, 1, 24)
+    optimizer = torch.optim.Adam([attention.centers, attention.spreads], lr=0.1)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (attention(x) - target(x)).square().mean().backward()
+        optimizer.step()
+    assert abs(attention.centers.item()) < 0.05 and attention.spreads.item() ** 2 / 2 > 2
+
+
+def test_the_layer_of_the_zoo_is_a_convolution_too():
+    """Theorem 1 with SelfAttention2d. The paper's remark on padding: without it the output is the convolution's away
+    from the border; of an image with zeros around it, the cropped output is that of a padded convolution."""
+    conv = make_conv(2, 4, 4, 3, padding=1)
+    attention = conv_to_attention(conv)
+    layer = SelfAttention2d(4, 9, proj=False, dtype=torch.float64).eval()
+    with torch.no_grad():
+        layer.encoding.centers.copy_(attention.centers)
+        layer.encoding.spreads.copy_(attention.spreads)
+        layer.value.weight.copy_(attention.value_weight.permute(1, 0, 2).reshape(4, 36))
+        layer.value.bias.copy_(attention.bias)
+        x = randn(2, 4, 8, 6)
+
+        def layer_of(images):
+            return layer(images.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+        inside = slice(1, -1)
+        torch.testing.assert_close(layer_of(x)[:, :, inside, inside], conv(x)[:, :, inside, inside])
+        assert not torch.allclose(layer_of(x), conv(x), atol=0.1)
+        torch.testing.assert_close(layer_of(F.pad(x, [1] * 4))[:, :, inside, inside], conv(x))
+
+
+def test_taps_of_zeros_need_no_head():
+    """A kernel that is a cross has five taps that count, and is attention with five heads."""
+    conv = make_conv(padding=1)
+    cross = torch.tensor([1, 3, 4, 5, 7])
+    with torch.no_grad():
+        conv.weight.mul_(torch.tensor([[0., 1., 0.], [1., 1., 1.], [0., 1., 0.]]))
+    attention = conv_to_attention(conv)
+    for name in ('centers', 'spreads', 'value_weight'):
+        select_parameter(attention, name, cross)
+    x = randn(2, 3, 6, 7)
+    assert attention.num_heads == 5
+    torch.testing.assert_close(attention(x), conv(x))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that an operator makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel] + [t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor)])
+        return out
+
+
+@pytest.mark.parametrize('in_channels,out_channels,groups', [(8, 8, 1), (8, 8, 8), (2, 16, 1), (16, 2, 1)])
+def test_no_more_than_a_few_outputs_are_held_at_a_time(in_channels, out_channels, groups):
+    side = 96
+    conv = make_conv(2, in_channels, out_channels, 7, torch.float32, padding=3, groups=groups)
+    x = randn(1, in_channels, side, side, dtype=torch.float32)
+    with LargestTensor() as largest, torch.no_grad():
+        conv_to_attention(conv)(x)
+    assert largest.numel <= max(4 * max(in_channels, out_channels) * (side + 6) ** 2, 2 ** 20) < side ** 4 / 10
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='needs /proc: ru_maxrss would count the process that forked')
+def test_49_heads_on_224_pixels_stay_under_2_gib():
+    code = """
+import torch
+from timm_selfconv.theory import conv_to_attention
+conv = torch.nn.Conv2d(3, 64, 7, stride=2, padding=3)
+x = torch.randn(1, 3, 224, 224)
+with torch.inference_mode():
+    assert (conv_to_attention(conv)(x) - conv(x)).abs().max() < 1e-5
+print(*[line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM:')])
+"""
+    kib = int(subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True).stdout)
+    assert kib * 1024 < 2 * 2 ** 30
+
+
+def test_it_is_a_module_like_any_other():
+    conv = make_conv(2, 4, 6, 3, torch.float32, stride=2, padding=1, groups=2, bias=False).eval()
+    attention = conv_to_attention(conv)
+    assert repr(attention) == (
+        'ConvAttention(4, 6, heads=9, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=2, bias=False)')
+    assert repr(conv_to_attention(make_conv(1, padding='same', padding_mode='circular', dilation=2))) == (
+        "ConvAttention(3, 4, heads=3, kernel_size=(3,), padding='same', dilation=(2,), padding_mode='circular')")
+    assert not attention.training and conv_to_attention(conv.train()).training
+    assert {n: tuple(p.shape) for n, p in attention.state_dict().items()} == dict(
+        centers=(9, 2), spreads=(9,), value_weight=(9, 6, 2))
+
+    x = randn(2, 4, 7, 7, dtype=torch.float32)
+    other = conv_to_attention(make_conv(2, 4, 6, 3, torch.float32, 1, stride=2, padding=1, groups=2, bias=False))
+    assert not torch.allclose(other(x), attention(x), atol=1e-2)
+    other.load_state_dict(attention.state_dict())
+    assert torch.equal(other(x), attention(x)) and torch.equal(copy.deepcopy(attention)(x), attention(x))
+    assert attention(x).is_contiguous()
+
+
+def test_the_convolution_is_left_alone():
+    conv = make_conv()
+    before = copy.deepcopy(conv.state_dict())
+    with torch.no_grad():
+        for parameter in conv_to_attention(conv).parameters():
+            parameter.zero_()
+    assert all(torch.equal(before[name], p) for name, p in conv.state_dict().items())
+
+
+def test_what_is_frozen_stays_frozen():
+    conv = make_conv()
+    conv.weight.requires_grad = False
+    assert [n for n, p in conv_to_attention(conv).named_parameters() if p.requires_grad] == ['bias']
+    assert all(p.requires_grad for p in conv_to_attention(make_conv()).parameters())
+
+
+def test_meta_convolutions_become_meta_attention():
+    attention = conv_to_attention(nn.Conv2d(3, 4, 3, device='meta', dtype=torch.bfloat16))
+    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in attention.parameters())
+    assert attention(torch.empty(2, 3, 5, 6, device='meta', dtype=torch.bfloat16)).shape == (2, 4, 3, 4)
+
+
+def test_autocast():
+    conv = make_conv(2, 16, 8, 3, torch.float32, padding=1)
+    attention, x = conv_to_attention(conv), randn(2, 16, 9, 9, dtype=torch.float32)
+    with torch.autocast('cpu', torch.bfloat16):
+        got, expected = attention(x), conv(x)
+        assert attention.axis_factors([9, 9])[0].dtype == torch.float32
+    assert_equal_up_to(2 * torch.finfo(torch.bfloat16).eps, got, expected)
+
+
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_it_compiles_in_one_graph(dynamic):
+    attention = conv_to_attention(make_conv(2, 3, 8, 3, torch.float32, stride=2, padding=1))
+    compiled = torch.compile(attention, backend='aot_eager', fullgraph=True, dynamic=dynamic)
+    x = randn(2, 3, 16, 12, dtype=torch.float32)
+    torch.testing.assert_close(compiled(x), attention(x))
+    torch.testing.assert_close(*[
+        torch.autograd.grad(f(x).square().sum(), [*attention.parameters()]) for f in (compiled, attention)])
+
+
+class NegatedConv(nn.Conv2d):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+class Renamed(nn.Conv2d):
+    pass
+
+
+def test_a_subclass_that_computes_the_same_is_a_convolution():
+    torch.manual_seed(0)
+    conv, x = Renamed(3, 4, 3), randn(1, 3, 5, 5, dtype=torch.float32)
+    torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
+
+
+def hooked(conv):
+    conv.register_forward_hook(lambda module, args, out: -out)
+    return conv
+
+
+@pytest.mark.parametrize('conv,match', [
+    (nn.ConvTranspose2d(3, 4, 3), 'conv=ConvTranspose2d: needs an nn.Conv1d, nn.Conv2d or nn.Conv3d'),
+    (nn.Linear(3, 4), 'conv=Linear'),
+    (nn.LazyConv2d(4, 3), 'conv=LazyConv2d: is lazy'),
+    (NegatedConv(3, 4, 3), 'conv=NegatedConv: has a forward of its own, needs that of nn.Conv2d'),
+    (nn.utils.parametrizations.weight_norm(make_conv()), 'conv=ParametrizedConv2d: is parametrized'),
+    (nn.utils.parametrizations.spectral_norm(make_conv(1)), 'conv=ParametrizedConv1d: is parametrized'),
+    (prune.l1_unstructured(make_conv(), 'weight', 0.5), 'conv=Conv2d: is parametrized, pruned or hooked'),
+    (hooked(make_conv()), 'hooked'),
+    (make_conv(dtype=torch.complex64), 'conv=Conv2d: has torch.complex64 weights'),
+    (make_conv(dtype=torch.bfloat16, dilation=257), r'dilation=\(257, 257\): torch.bfloat16 does not hold'),
+], ids=lambda v: v if isinstance(v, str) else None)
+def test_what_is_no_plain_convolution_is_refused(conv, match):
+    with pytest.raises(ValueError, match=match):
+        conv_to_attention(conv)
+
+
+@pytest.mark.parametrize('alpha', [0, -1., math.inf, math.nan, True, '46'])
+def test_alpha_is_a_positive_number(alpha):
+    with pytest.raises(ValueError, match=f'alpha={alpha!r}: needs a positive number'):
+        conv_to_attention(make_conv(), alpha)
+
+
+@pytest.mark.parametrize('shape,match', [
+    ((2, 4, 5, 5), r'x of shape \[2, 4, 5, 5\]: needs 3 channels and 2 axes after them'),
+    ((3, 5), r'x of shape \[3, 5\]'),
+    ((1, 1, 3, 5, 5), r'x of shape \[1, 1, 3, 5, 5\]'),
+    ((1, 3, 5, 4), r'x of size \[5, 4\] with its padding: needs room for a kernel of \[3, 3\] with dilation \[2, 2\]'),
+])
+def test_inputs_that_do_not_fit_are_named(shape, match):
+    with pytest.raises(ValueError, match=match):
+        conv_to_attention(make_conv(dilation=2))(randn(*shape))
+
+
+def test_attributes_that_describe_the_convolution():
+    conv = make_conv(2, 4, 6, (3, 4), stride=(1, 2), padding=(2, 1), dilation=(2, 3), groups=2)
+    attention = conv_to_attention(conv, 8.)
+    assert isinstance(attention, ConvAttention)
+    for name in ('in_channels', 'out_channels', 'kernel_size', 'stride', 'padding', 'dilation', 'groups',
+                 'padding_mode'):
+        assert getattr(attention, name) == getattr(conv, name)
+    rows, cols = (-2, 0, 2), (-4, -1, 2, 5)
+    assert attention.centers.tolist() == [[r, c] for r in rows for c in cols]
+    assert attention.spreads.tolist() == [4.] * 12
+    for head, (i, j) in enumerate(itertools.product(range(3), range(4))):
+        assert torch.equal(attention.value_weight[head], conv.weight[:, :, i, j])

@@ -1,0 +1,175 @@
+import copy
+
+import pytest
+import timm
+import torch
+import torch.nn as nn
+import torchvision
+from timm.layers import Conv2dSame
+
+import timm_selfconv  # noqa: F401  (registers resnet18_cifar)
+from timm_selfconv.theory import ConvAttention, conv_to_attention, convs_to_attention
+
+
+def images(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def lively(model, x):
+    """Batch norms as if trained on x, and no scales at zero, so that all layers act and logits say much about images."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = 1.
+            nn.init.uniform_(module.weight, 0.5, 1.5, generator=generator)
+            nn.init.normal_(module.bias, std=0.1, generator=generator)
+        if isinstance(getattr(module, 'gamma', None), nn.Parameter):
+            nn.init.ones_(module.gamma)
+    with torch.no_grad():
+        model.train()(x)
+    return model.eval()
+
+
+def assert_same_function(attention, model, x, tolerance):
+    """Apart by no more than a share of what logits differ by from image to image, which is much."""
+    with torch.no_grad():
+        expected = model(x)
+        variation = expected.std(dim=0).mean()
+        assert variation > 1e-2 * expected.abs().max()
+        assert (attention(x) - expected).abs().max() < tolerance * variation
+
+
+def convolutions(model):
+    return [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+
+
+@pytest.mark.parametrize('name,size,convs,heads', [
+    ('resnet18', 224, 20, 49 + 16 * 9 + 3),
+    ('resnet18_cifar', 32, 20, 17 * 9 + 3),
+    ('mobilenetv3_small_050', 224, 53, None),
+    ('convnext_atto', 224, 40, None),
+    ('tf_mobilenetv3_small_minimal_100', 97, 35, None),  # Conv2dSame, on an odd side
+    ('mixnet_s', 64, 123, None),  # MixedConv2d, kernels up to 11 x 11
+])
+def test_nets_stay_the_same_function(name, size, convs, heads):
+    torch.manual_seed(0)
+    x = images(3, 3, size, size)
+    model = lively(timm.create_model(name), x)
+    attention, report = convs_to_attention(model, input_size=(3, 32, 32))
+    assert_same_function(attention, model, x, 1e-3)
+    assert report.convs == convs == len(convolutions(model)) and not convolutions(attention)
+    assert report.heads == (heads or sum(c.weight[0, 0].numel() for c in convolutions(model)))
+    assert report.parameters_before == sum(p.numel() for p in model.parameters())
+    assert report.parameters_after == report.parameters_before + 3 * report.heads  # a centre and a spread a head
+
+
+@pytest.mark.parametrize('build,size', [
+    (lambda: torchvision.models.shufflenet_v2_x0_5(weights=None), (3, 64, 64)),
+    (lambda: torchvision.models.video.r3d_18(weights=None), (3, 4, 32, 32)),  # Conv3d, by subclasses of it
+])
+def test_torchvision_s_nets_too(build, size):
+    torch.manual_seed(0)
+    x = images(2, *size)
+    model = lively(build(), x)
+    attention, report = convs_to_attention(model, input_size=size)
+    assert_same_function(attention, model, x, 1e-3)
+    assert report.convs == len(convolutions(model)) and not convolutions(attention)
+
+
+def test_costs_in_closed_form():
+    """14 x 14 keys and 6 x 6 queries, a head's pixels to 5 channels along the rows, the columns, and to 7 values."""
+    conv = nn.Conv2d(5, 7, 3, stride=2, padding=1)
+    attention, report = convs_to_attention(conv, input_size=(5, 12, 12))
+    assert isinstance(attention, ConvAttention) and report.convs == 1 and report.heads == 9
+    assert report.flops_before == 2 * 6 * 6 * 9 * 5 * 7
+    assert report.flops_after == 2 * 9 * (6 * 14 * 14 * 5 + 6 * 6 * 14 * 5 + 6 * 6 * 5 * 7)
+    assert (report.parameters_before, report.parameters_after) == (9 * 35 + 7, 9 * 35 + 7 + 27)
+
+
+def test_the_size_to_count_for_is_the_net_s_own():
+    model = timm.create_model('resnet18_cifar')
+    assert convs_to_attention(model)[1] == convs_to_attention(model, input_size=(3, 32, 32))[1]
+
+
+def test_the_net_is_left_alone_and_everything_else_kept():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1, bias=False), nn.Dropout(0.5))
+    model[1].eval()
+    model[3].requires_grad_(False)
+    model[4].eval()
+    before = copy.deepcopy(model)
+    attention, _ = convs_to_attention(model, alpha=32., input_size=(3, 6, 6))
+    assert len(convolutions(model)) == 2 and model[0].training
+    assert all(torch.equal(a, b) for a, b in zip(before.state_dict().values(), model.state_dict().values()))
+    assert [type(m) for m in attention] == [ConvAttention, nn.BatchNorm2d, nn.ReLU, ConvAttention, nn.Dropout]
+    assert [m.training for m in attention] == [m.training for m in model] == [True, False, True, True, False]
+    assert [p.requires_grad for p in attention[3].parameters()] == [False] * 3
+    assert attention[0].spreads.tolist() == [8.] * 9
+    assert torch.equal(attention[1].running_mean, model[1].running_mean)
+    with torch.no_grad():
+        attention[1].weight.zero_()
+    assert model[1].weight.any()
+
+
+def test_a_net_of_attention_trains():
+    torch.manual_seed(0)
+    x = images(2, 3, 16, 16)
+    model = lively(timm.create_model('resnet18_cifar', num_classes=3), x)
+    attention, _ = convs_to_attention(model, alpha=1., input_size=(3, 8, 8))
+    attention(x).logsumexp(-1).sum().backward()
+    assert all(p.grad.abs().max() > 0 for n, p in attention.named_parameters() if n.endswith(('centers', 'spreads')))
+    saved, other = attention.state_dict(), convs_to_attention(timm.create_model('resnet18_cifar', num_classes=3))[0]
+    other.load_state_dict(saved)
+    assert torch.equal(other.eval()(x), attention(x))
+
+
+def test_a_convolution_used_twice_is_one_attention():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    shared = nn.Sequential(nn.Sequential(conv, nn.ReLU(), conv), conv)
+    attention, report = convs_to_attention(shared, input_size=(4, 5, 5))
+    assert attention[0][0] is attention[0][2] is attention[1] and isinstance(attention[1], ConvAttention)
+    assert (report.convs, report.heads) == (1, 9)
+    x = images(2, 4, 6, 7)
+    torch.testing.assert_close(attention(x), shared(x))
+
+
+def test_tf_same_padding_follows_the_input():
+    torch.manual_seed(0)
+    conv = Conv2dSame(3, 4, (3, 5), stride=(2, 3), dilation=(2, 1))
+    attention, report = convs_to_attention(conv, input_size=(3, 16, 16))
+    assert report.heads == 15 and isinstance(conv, Conv2dSame)
+    for size in ((7, 8), (8, 9), (9, 10), (16, 5)):
+        x = images(2, 3, *size)
+        torch.testing.assert_close(attention(x), conv(x))
+    with pytest.raises(ValueError, match='conv=Conv2dSame: has a forward of its own'):
+        conv_to_attention(conv)
+
+
+class TwiceTheWeight(nn.Module):
+    """Two modules, one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize('build,match', [
+    (lambda: timm.create_model('resnetv2_50x1_bit'), "'stem.conv': conv=StdConv2d: has a forward of its own"),
+    (lambda: timm.create_model('nf_resnet26'), 'ScaledStdConv2d'),
+    (lambda: timm.create_model('efficientnet_cc_b0_4e'), 'convolves by functions.*blocks.4.0.conv_pw'),
+    (lambda: timm.create_model('resnetblur18'), r'convolves by functions.*in maxpool\.1, layer2\.0\.aa'),
+    (lambda: nn.Sequential(nn.Conv2d(3, 3, 3), nn.ConvTranspose2d(3, 3, 3)), "'1': conv=ConvTranspose2d: needs an"),
+    (lambda: nn.Sequential(nn.LazyConv2d(3, 3)), "'0': conv=LazyConv2d: is lazy"),
+    (lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 3)), 'is parametrized'),
+    (TwiceTheWeight, "convolution 'first' shares parameters"),
+    (nn.Flatten, 'model=Flatten: has no convolutions'),
+])
+def test_what_would_not_be_the_same_net_is_refused(build, match):
+    with pytest.raises(ValueError, match=match):
+        convs_to_attention(build(), input_size=(3, 64, 64))

@@ -1,0 +1,233 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+
+from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.theory import at_taps, conv_residual, conv_to_attention, interior, tap_offsets
+
+KERNELS = [1, 2, 3, 4, (1, 3), (3, 2), (2, 5)]
+
+
+def random_maps(*heads, height=5, width=6, seed=0, sharpness=2.):
+    """Softmax of noise: nothing about them is constant over queries."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = sharpness * torch.randn(*heads, height, width, height * width, generator=generator, dtype=torch.double)
+    return scores.softmax(-1).unflatten(-1, (height, width))
+
+
+def shift_maps(offsets, height=6, width=7):
+    """One-hot maps, one head an offset; a key outside the grid gives way to the nearest inside."""
+    maps = torch.zeros(len(offsets), height, width, height, width, dtype=torch.double)
+    for head, (a, b) in enumerate(offsets):
+        for i in range(height):
+            for j in range(width):
+                maps[head, i, j, min(max(i + a, 0), height - 1), min(max(j + b, 0), width - 1)] = 1.
+    return maps
+
+
+def taps(kernel_size):
+    return [tuple(offset) for offset in tap_offsets(kernel_size).tolist()]
+
+
+def unit(shape, index):
+    vector = np.zeros(shape)
+    vector[index] = 1.
+    return vector.ravel()
+
+
+def squared_distance(target, columns):
+    """From the span of the columns, by least squares."""
+    solution = np.linalg.lstsq(columns, target, rcond=None)[0]
+    return float(((columns @ solution - target) ** 2).sum())
+
+
+def loop_residuals(maps, kernel_size):
+    """Per query, layer and shared residual of maps (heads, H, W, H, W) by loops over queries and taps."""
+    maps = maps.numpy()
+    _, height, width = maps.shape[:3]
+    offsets = taps(kernel_size)
+    per_query, inside = np.zeros((height, width)), []
+    for i in range(height):
+        for j in range(width):
+            keys = [(i + a, j + b) for a, b in offsets if 0 <= i + a < height and 0 <= j + b < width]
+            columns = maps[:, i, j].reshape(len(maps), -1).T
+            per_query[i, j] = np.mean([squared_distance(unit((height, width), key), columns) for key in keys])
+            if len(keys) == len(offsets):
+                inside.append((i, j))
+    stacked = np.concatenate([maps[:, i, j].reshape(len(maps), -1).T for i, j in inside])
+    shared = np.mean([
+        squared_distance(np.concatenate([unit((height, width), (i + a, j + b)) for i, j in inside]), stacked)
+        for a, b in offsets]) / len(inside)
+    return per_query, np.mean([per_query[index] for index in inside]), shared
+
+
+@pytest.mark.parametrize('kernel_size', KERNELS)
+def test_taps_lie_where_torch_s_same_padding_puts_them(kernel_size):
+    x = torch.randn(7, 8, dtype=torch.double)
+    size = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
+    weight = torch.randn(size, dtype=torch.double)
+    under_taps = at_taps(x.expand(7, 8, 7, 8), kernel_size)
+    convolved = torch.einsum('t,tij->ij', weight.flatten(), under_taps)
+    torch.testing.assert_close(convolved, F.conv2d(x[None, None], weight[None, None], padding='same')[0, 0])
+    valid = interior(convolved, kernel_size)
+    torch.testing.assert_close(valid, F.conv2d(x[None, None], weight[None, None])[0, 0])
+
+    rows, cols = torch.meshgrid(torch.arange(7.), torch.arange(8.), indexing='ij')
+    places = torch.stack([rows, cols]).double()
+    for axis, place in enumerate(places):
+        found = interior(at_taps(place.expand(7, 8, 7, 8), kernel_size) - place, kernel_size)
+        assert (found == tap_offsets(kernel_size)[:, axis, None, None]).all()
+
+
+@pytest.mark.parametrize('kernel_size', KERNELS)
+@pytest.mark.parametrize('heads', [1, 4, 9])
+def test_residuals_are_those_of_least_squares(heads, kernel_size):
+    maps = random_maps(heads)
+    result, (per_query, layer, shared) = conv_residual(maps, kernel_size), loop_residuals(maps, kernel_size)
+    np.testing.assert_allclose(result.per_query.numpy(), per_query, rtol=0, atol=1e-12)
+    assert result.layer == pytest.approx(layer, abs=1e-12)
+    assert result.shared == pytest.approx(shared, abs=1e-12)
+
+
+def test_more_heads_than_keys_express_everything():
+    result = conv_residual(random_maps(7, height=2, width=3), (1, 2))
+    assert result.per_query.max() < 1e-12
+
+
+@pytest.mark.parametrize('kernel_size', KERNELS)
+def test_lemma_1_one_head_a_tap(kernel_size):
+    result = conv_residual(shift_maps(taps(kernel_size)), kernel_size)
+    assert result.per_query.max() < 1e-14  # at the border too: a query may pick heads of its own
+    assert result.layer < 1e-14 and result.shared < 1e-14
+
+
+@pytest.mark.parametrize('kernel_size,other,residual', [
+    (3, 5, 16 / 25), (2, 3, 5 / 9), (3, 2, 0), ((3, 1), 3, 6 / 9), ((1, 3), (3, 1), 2 / 3)])
+def test_taps_without_a_head_count_whole(kernel_size, other, residual):
+    result = conv_residual(shift_maps(taps(kernel_size)), other)
+    assert result.layer == pytest.approx(residual, abs=1e-14)
+    assert result.shared == pytest.approx(residual, abs=1e-14)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2 ** 20), st.sampled_from([2, 3, (1, 3)]), st.integers(0, 2))
+def test_lemma_3_no_head_needs_to_be_a_tap(seed, kernel_size, extra):
+    """Blends of the taps that span them all do as well, and heads that look elsewhere do no harm."""
+    shifts = shift_maps(taps(kernel_size))
+    generator = torch.Generator().manual_seed(seed)
+    blend = torch.eye(len(shifts)).double() + torch.rand(len(shifts), len(shifts), generator=generator).double()
+    maps = torch.einsum('hs,sijkl->hijkl', blend / blend.sum(1, keepdim=True), shifts)
+    maps = torch.cat([maps, random_maps(extra, height=6, width=7, seed=seed)])
+    result = conv_residual(maps[torch.randperm(len(maps), generator=generator)], kernel_size)
+    assert result.layer < 1e-10 and result.shared < 1e-10
+
+
+def test_shared_residual_zero_means_that_value_matrices_make_any_convolution():
+    shifts = shift_maps(taps(3))
+    blend = torch.rand(11, 9, generator=torch.Generator().manual_seed(0)).double()
+    maps = torch.einsum('hs,sijkl->hijkl', blend / blend.sum(1, keepdim=True), shifts)
+    assert conv_residual(maps, 3).shared < 1e-10
+
+    x, weight = torch.randn(2, 4, 6, 7).double(), torch.randn(5, 4, 3, 3).double()
+    center = maps[:, 3, 3].flatten(1).T  # keys x heads
+    targets = shifts[:, 3, 3].flatten(1).T
+    coefficients = torch.linalg.lstsq(center, targets, driver='gelsd').solution  # heads x taps
+    values = torch.einsum('ht,oct->hoc', coefficients, weight.flatten(2))
+    attended = torch.einsum('hijkl,bckl,hoc->boij', maps, x, values)
+    torch.testing.assert_close(interior(attended, 3), F.conv2d(x, weight))
+
+
+def test_lemma_3_alone_makes_no_convolution():
+    """Two heads that swap their taps on a chessboard have both at every query, but no value matrices serve them all."""
+    here, right = shift_maps([(0, 0), (0, 1)], height=4, width=7)
+    black = (torch.arange(4)[:, None] + torch.arange(7) + 1) % 2
+    black = black[:, :, None, None]
+    maps = torch.stack([black * here + (1 - black) * right, black * right + (1 - black) * here])
+    result = conv_residual(maps, (1, 2))
+    assert result.layer < 1e-14
+    assert result.shared == pytest.approx(0.5)  # at best both taps get half of each head
+
+
+def test_coefficients_are_shared_by_images_too():
+    shifts = shift_maps([(0, 0), (0, 1)])
+    result = conv_residual(torch.stack([shifts, shifts.flip(0)]), (1, 2))
+    assert result.per_query.shape == (2, 6, 7) and result.layer < 1e-14
+    assert result.shared == pytest.approx(0.5)
+
+    maps = random_maps(2, 3, 4)
+    result = conv_residual(maps, 3)
+    each = [[conv_residual(maps[i, j], 3) for j in range(3)] for i in range(2)]
+    torch.testing.assert_close(result.per_query, torch.stack([torch.stack([r.per_query for r in row]) for row in each]))
+    assert result.layer == pytest.approx(np.mean([r.layer for row in each for r in row]))
+    assert result.shared >= np.mean([r.shared for row in each for r in row])
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(1, 10), st.integers(3, 5), st.integers(3, 5), st.sampled_from([1, 2, 3, (3, 1)]),
+    st.integers(0, 2 ** 20))
+def test_bounds_and_symmetries(heads, height, width, kernel_size, seed):
+    maps = random_maps(heads, height=height, width=width, seed=seed)
+    result = conv_residual(maps, kernel_size)
+    number = len(taps(kernel_size))
+    assert max(0., 1 - heads / number) - 1e-12 <= result.layer <= result.shared + 1e-12 <= 1. + 1e-12
+    assert result.per_query.min() >= 0. and result.per_query.max() <= 1.
+    more = conv_residual(torch.cat([maps, random_maps(1, height=height, width=width, seed=seed + 1)]), kernel_size)
+    assert (more.per_query <= result.per_query + 1e-9).all() and more.shared <= result.shared + 1e-9
+    if kernel_size != 2:  # an even kernel is not its own mirror image
+        mirrored = conv_residual(maps.flip(-1, -3), kernel_size)
+        torch.testing.assert_close(mirrored.per_query.flip(-1), result.per_query)
+        assert mirrored.shared == pytest.approx(result.shared, abs=1e-9)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_heads_that_differ_by_rounding_are_one_head(dtype):
+    """Flat heads leave 1 - 1 / keys, however many, even if their last bits differ."""
+    noise = 1 + 2 * torch.finfo(dtype).eps * torch.randn(9, 6, 7, 6, 7, generator=torch.Generator().manual_seed(0))
+    result = conv_residual(noise.to(dtype) / 42, 3)
+    assert result.layer == pytest.approx(1 - 1 / 42, abs=1e-5)
+    assert result.shared == pytest.approx(1 - 1 / 42, abs=1e-5)
+
+
+def test_lemma_2_sharper_gaussians_come_closer():
+    """Gaussian heads, centred on the taps: equation (9), borders and all."""
+    attn = SelfAttention2d(4, num_heads=9).double()
+    residuals = []
+    with torch.no_grad():
+        attn.encoding.centers.copy_(tap_offsets(3))
+        for spread in (0.5, 1., 2., 4., 9.):
+            attn.encoding.spreads.fill_(spread)
+            residuals.append(conv_residual(attn.attention_probs(torch.zeros(1, 7, 7, 4).double()), 3).shared)
+    assert residuals == sorted(residuals, reverse=True)
+    assert residuals[0] > 0.5 and residuals[-1] < 1e-14
+
+
+@pytest.mark.parametrize('kernel_size', [3, 2, (1, 3)])
+def test_theorem_1_a_converted_convolution_expresses_every_other(kernel_size):
+    """Its queries see zeros around the image, here left out: so it is a convolution at the border as well."""
+    conv = conv_to_attention(nn.Conv2d(2, 2, kernel_size, padding='same').double())
+    with torch.no_grad():
+        maps = conv.attention_probs((6, 7))
+    rows, cols = tap_offsets(kernel_size).amin(0).neg().tolist()
+    maps = maps[..., rows:rows + 6, cols:cols + 7]
+    result = conv_residual(maps, kernel_size)
+    assert result.per_query.max() < 1e-14 and result.shared < 1e-14
+    assert conv_residual(maps, 5).layer == pytest.approx(1 - len(taps(kernel_size)) / 25, abs=1e-14)
+
+
+@pytest.mark.parametrize('shape,kernel_size,match', [
+    ((4, 5, 5, 6), 3, r'maps of shape \[4, 5, 5, 6\]: needs \(..., height, width, height, width\)'),
+    ((5, 5, 5), 3, r'maps of shape \[5, 5, 5\]'),
+    ((4, 5, 4, 5), 3, 'needs an axis of heads'),
+    ((9, 4, 5, 4, 5), 5, 'kernel_size=5: needs a kernel that fits in a grid of 4 x 5'),
+    ((9, 4, 5, 4, 5), (1, 6), r'kernel_size=\(1, 6\): needs a kernel that fits'),
+    ((9, 4, 5, 4, 5), 0, 'kernel_size=0: needs a positive integer'),
+    ((9, 4, 5, 4, 5), (3, 3, 3), r'kernel_size=\(3, 3, 3\): needs a positive integer'),
+    ((9, 4, 5, 4, 5), 1.5, 'kernel_size=1.5: needs a positive integer'),
+])
+def test_bad_input_is_named(shape, kernel_size, match):
+    with pytest.raises(ValueError, match=match):
+        conv_residual(torch.ones(shape), kernel_size)

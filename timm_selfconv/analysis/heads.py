@@ -1,0 +1,159 @@
+"""What the heads of a net do, and how convolutional its layers are."""
+from dataclasses import dataclass
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+import torch.nn as nn
+from PIL import Image
+from tabulate import tabulate
+from timm.models._input import get_model_input_config
+
+from timm_selfconv import theory
+from timm_selfconv.layers import SelfAttention2d
+from .attention_maps import attention_maps
+from .evaluation import preprocess
+
+__all__ = ['HeadReport', 'LayerReport', 'format_heads', 'report_heads']
+
+Tap = Tuple[int, int]
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """What one head does, in pixels of the layer's grid, means over interior queries and over images.
+
+    Attributes:
+        head: Its number, from 0.
+        center: Mean offset of its attention from the query, (row, column).
+        spread: Standard deviation of its attention.
+        distance: Mean distance of its attention from the query.
+        entropy: In nats.
+        largest: Largest probability.
+        consistency: How much of its pattern stays as the query moves, from 0 to 1; over all queries.
+        symmetry: How much of its pattern is its mirror image, left for right, from 0 to 1; over all queries.
+        nearest_tap: The kernel's tap that it gives most to, (row, column).
+        on_tap: What it gives to that tap.
+        acts_as_tap: Whether it gives that tap more than half at every interior query of every image.
+    """
+    head: int
+    center: Tuple[float, float]
+    spread: float
+    distance: float
+    entropy: float
+    largest: float
+    consistency: float
+    symmetry: float
+    nearest_tap: Tap
+    on_tap: float
+    acts_as_tap: bool
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How convolutional a layer is.
+
+    Attributes:
+        layer: Its number, from 0, in the order they run.
+        residual: Its distance from expressing every convolution, see :class:`timm_selfconv.theory.ConvResidual`.
+        shared_residual: The same with one set of coefficients for all queries and images.
+        taps: Taps that heads act as, each once.
+        heads: Its heads.
+    """
+    layer: int
+    residual: float
+    shared_residual: float
+    taps: List[Tap]
+    heads: List[HeadReport]
+
+
+def report_layer(layer: int, maps: torch.Tensor, kernel_size: int) -> LayerReport:
+    """Report on a layer from its attention maps, shape (B, heads, H, W, H, W)."""
+    def mean(values: torch.Tensor) -> List[float]:
+        return theory.interior(values, kernel_size).mean((0, -2, -1)).tolist()
+
+    offsets: List[Tap] = [(i, j) for i, j in theory.tap_offsets(kernel_size).tolist()]
+    acting = theory.acting_taps(maps, kernel_size).any(-1).tolist()
+    on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size).mean((0, -2, -1))
+    on_tap, nearest = (t.tolist() for t in on_taps.max(-1))
+    rows, cols = (mean(c) for c in theory.center_of_mass(maps).unbind(-1))
+    spread, distance = mean(theory.spread(maps)), mean(theory.mean_distance(maps))
+    entropy, largest = mean(theory.entropy(maps)), mean(theory.largest_probability(maps))
+    consistency = theory.translation_consistency(maps).mean(0).tolist()
+    symmetry = theory.mirror_symmetry(maps).mean(0).tolist()
+    heads = [
+        HeadReport(
+            head, (rows[head], cols[head]), spread[head], distance[head], entropy[head], largest[head],
+            consistency[head], symmetry[head], offsets[nearest[head]], on_tap[head], acting[head])
+        for head in range(len(acting))]
+    residual = theory.conv_residual(maps, kernel_size)
+    taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})
+    return LayerReport(layer, residual.layer, residual.shared, taps, heads)
+
+
+def report_heads(
+        model: nn.Module,
+        images: Optional[Sequence[Image.Image]] = None,
+        kernel_size: int = 3,
+) -> List[LayerReport]:
+    """Report on all heads of a net.
+
+    Args:
+        model: Net with :class:`SelfAttention2d` layers and a timm configuration.
+        images: Pictures to look at, preprocessed as the configuration says; a net that attends by position alone needs
+            none.
+        kernel_size: Side of the convolutions to compare with.
+
+    Returns:
+        One report a layer, in the order they run.
+
+    Raises:
+        ValueError: If the model has no such layers, there are no pictures for a net that looks at content, or the
+            kernel does not fit in the grid.
+    """
+    if images:
+        batch = preprocess(model, images)
+    elif any(m.has_query or m.has_key for m in model.modules() if isinstance(m, SelfAttention2d)):
+        raise ValueError('images: this net looks at content, so what its heads do depends on the pictures; name some')
+    else:
+        batch = torch.zeros(1, *get_model_input_config(model)['input_size'])
+    return [report_layer(i, maps, kernel_size) for i, maps in enumerate(attention_maps(model, batch))]
+
+
+def tap_text(tap: Tap) -> str:
+    return '({},{})'.format(*(f'{offset:+d}' if offset else '0' for offset in tap))
+
+
+def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
+    """:func:`report_heads` for people."""
+    heads = tabulate(
+        [(
+            '' if head.head else layer.layer, head.head,
+            '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
+            *(f'{value:.2f}' for value in (
+                head.spread, head.distance, head.entropy, head.largest, head.consistency, head.symmetry, head.on_tap)),
+            tap_text(head.nearest_tap) if head.acts_as_tap else '',
+        ) for layer in layers for head in layer.heads],
+        headers=('layer', 'head', 'centre', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'symmetry',
+                 'on tap', 'tap'),
+        disable_numparse=True,
+        colalign=(*['right'] * 10, 'left'),
+    )
+    summary = tabulate(
+        [(
+            layer.layer, f'{layer.residual:.3f}', f'{layer.shared_residual:.3f}',
+            f'{sum(head.distance for head in layer.heads) / len(layer.heads):.2f}',
+            f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
+            ' '.join(tap_text(tap) for tap in layer.taps) or 'none',
+        ) for layer in layers],
+        headers=('layer', 'residual', 'shared', 'distance', 'heads that are taps', 'distinct taps covered'),
+        disable_numparse=True,
+        colalign=(*['right'] * 5, 'left'),
+        maxcolwidths=[None] * 5 + [40],
+    )
+    k = f'{kernel_size} x {kernel_size}'
+    return f'{heads}\n\n{summary}\n\n' + (
+        "Centre (row, column from the query), spread and distance in pixels of the layer's grid, entropy in nats;\n"
+        f'means over queries whose {k} neighbourhood is on the grid. Consistency: 1 if a head does the same at every\n'
+        'query. Symmetry: 1 if left mirrors right. On tap: what a head gives to one offset of that neighbourhood; it\n'
+        'is a tap if every query gives that more than half. Residual: 0 if at each query the maps of the heads span\n'
+        f'all taps of a {k} convolution, 1 if none; shared: the same with value matrices that all queries share.')

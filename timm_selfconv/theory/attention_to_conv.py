@@ -1,0 +1,340 @@
+"""From attention to convolution: the Conv2d that is nearest to a layer that attends by position alone.
+
+A head that does not look at content attends to the same offsets from every pixel: it is a convolution whose taps share
+one matrix of channels, and a layer is the sum of its heads. Only at the border it is not quite one: there the softmax
+shares among the pixels inside what those outside would get.
+"""
+import copy
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union
+
+import torch
+import torch.nn as nn
+from timm.layers import to_2tuple
+from timm.models._input import get_model_input_config
+
+from timm_selfconv.layers import LearnedEncoding, QuadraticEncoding, SelfAttention2d, precision_matrices
+from timm_selfconv.models import SelfAttentionNet
+from .conv_to_attention import CONVS, Conv, ConvAttention, pad_widths, tap_centers
+
+__all__ = ['ConvReport', 'ConvNhwc', 'attention_to_conv', 'head_kernels', 'reparameterizable']
+
+PaddingMode = Literal['zeros', 'reflect', 'replicate', 'circular']
+MASS = 0.999  # share of every head's attention that the kernel of the default size holds
+
+
+@dataclass(frozen=True)
+class ConvReport:
+    """How near a convolution is to the attention it was made of.
+
+    Errors are Euclidean norms of the difference over those of the attention's output without its bias.
+
+    Attributes:
+        kernel_size: Rows and columns of the kernel, or what axes it has.
+        mass: Share of each head's attention that falls inside the kernel, among all offsets that occur on the grid;
+            of learned encodings, among those that the central query sees.
+        interior_error: Relative error at pixels whose whole kernel is inside the grid, None without such pixels.
+        border_error: Relative error at the others, None without such pixels.
+    """
+    kernel_size: Tuple[int, ...]
+    mass: Tuple[float, ...]
+    interior_error: Optional[float]
+    border_error: Optional[float]
+
+
+def by_position_alone(attn: SelfAttention2d) -> bool:
+    """Whether a layer keeps no term of the score but that of the position."""
+    return attn.relative and not attn.has_query and not attn.has_key
+
+
+def position_encoding(attn: nn.Module) -> Union[QuadraticEncoding, LearnedEncoding]:
+    """The encoding of a layer that attends by position alone.
+
+    Raises:
+        ValueError: If it is another kind of layer, or it looks at content.
+    """
+    if not isinstance(attn, SelfAttention2d):
+        raise ValueError(f'attn={type(attn).__name__}: needs a SelfAttention2d or a ConvAttention')
+    if not by_position_alone(attn):
+        raise ValueError("attn: looks at content, which no convolution does; needs terms=('position',)")
+    assert isinstance(attn.encoding, (QuadraticEncoding, LearnedEncoding))
+    return attn.encoding
+
+
+def odd(size: int) -> int:
+    """The largest odd number up to a size."""
+    return size - 1 + size % 2
+
+
+def offset_scores(encoding: Union[QuadraticEncoding, LearnedEncoding], kernel_size: Tuple[int, int]) -> torch.Tensor:
+    """The position term of equation (8), ``v r_delta``, for the offsets of a kernel: shape (heads, rows, columns).
+
+    Raises:
+        ValueError: If a learned encoding has no vectors for such offsets.
+    """
+    r1, r2 = kernel_size[0] // 2, kernel_size[1] // 2
+    if isinstance(encoding, LearnedEncoding):
+        zero1, zero2 = len(encoding.row_table) // 2, len(encoding.col_table) // 2
+        if r1 > zero1 or r2 > zero2:
+            raise ValueError(
+                f'a kernel of {kernel_size} has offsets up to {(r1, r2)}, but the learned encoding has them up to '
+                f'{(zero1, zero2)} alone')
+        rows = encoding.row_keys @ encoding.row_table[zero1 - r1:zero1 + r1 + 1].T
+        cols = encoding.col_keys @ encoding.col_table[zero2 - r2:zero2 + r2 + 1].T
+        return rows[:, :, None] + cols[:, None, :]
+    axes = [torch.arange(-r, r + 1, device=encoding.centers.device) for r in (r1, r2)]
+    distance = torch.stack(torch.meshgrid(*axes, indexing='ij'), dim=-1) - encoding.centers[:, None, None]
+    return -0.5 * torch.einsum('hija,hab,hijb->hij', distance, precision_matrices(encoding.spreads), distance)
+
+
+def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
+    """What each head makes of the offsets of a kernel: its softmax over them.
+
+    This is the pattern on an unbounded grid, cut off at the kernel's rim and scaled to sum to one, as attention does.
+    Cutting alone would be nearest for white inputs (least squares, in the interior); but hidden states have means, and
+    a head that keeps them takes a trained net much less far off.
+
+    Args:
+        attn: A :class:`SelfAttention2d` with the position term alone.
+        kernel_size: Rows and columns, odd.
+
+    Returns:
+        One kernel a head, float64, shape (heads, rows, columns).
+
+    Raises:
+        ValueError: If the layer looks at content, or a learned encoding has no such offsets.
+    """
+    scores = offset_scores(copy.deepcopy(position_encoding(attn)).double(), kernel_size)
+    return scores.flatten(1).softmax(dim=-1).view_as(scores).detach()
+
+
+def held_mass(patterns: torch.Tensor, kernel_size: Tuple[int, int]) -> torch.Tensor:
+    """Share of each pattern, shape (heads, rows, columns), that falls into a centred kernel, shape (heads,)."""
+    (height, width), (k1, k2) = patterns.shape[1:], kernel_size
+    top, left = (height - k1) // 2, (width - k2) // 2
+    return patterns[:, top:top + k1, left:left + k2].sum(dim=(1, 2))
+
+
+def all_offsets(encoding: Union[QuadraticEncoding, LearnedEncoding], grid_size: Tuple[int, int]) -> Tuple[int, int]:
+    """Rows and columns of the largest kernel that an encoding has a pattern for.
+
+    A quadratic encoding knows every offset; on a grid they reach from ``-(side - 1)`` to ``side - 1``. A learned one
+    has been asked for ``side`` of them at a time alone, so its largest kernel is what fits in the grid.
+    """
+    height, width = grid_size
+    if isinstance(encoding, LearnedEncoding):
+        return odd(height), odd(width)
+    return 2 * height - 1, 2 * width - 1
+
+
+def choose_kernel_size(patterns: torch.Tensor, largest: Tuple[int, int]) -> Tuple[int, int]:
+    """The smallest odd kernel that holds :data:`MASS` of every head, or the largest allowed if none does.
+
+    It is square, as far as the largest is, because the heads of a layer lie on all sides of the query.
+
+    Args:
+        patterns: Heads' attention over all offsets, shape (heads, rows, columns).
+        largest: Rows and columns of the largest kernel, odd.
+    """
+    for side in range(1, max(largest), 2):
+        kernel_size = min(side, largest[0]), min(side, largest[1])
+        if bool((held_mass(patterns, kernel_size) >= MASS).all()):
+            return kernel_size
+    return largest
+
+
+def relative_errors(
+        attn: SelfAttention2d,
+        conv: nn.Conv2d,
+        inputs: torch.Tensor,
+) -> Tuple[Optional[float], Optional[float]]:
+    """Relative errors of a convolution, inside and at the border; see :class:`ConvReport`.
+
+    Args:
+        attn: The attention that it stands for, float64.
+        conv: The convolution, float64.
+        inputs: Inputs of the attention, float64, shape (B, H, W, dim).
+    """
+    with torch.no_grad():
+        expected = attn(inputs)
+        difference = conv(inputs.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) - expected
+        expected = expected - conv.bias
+    height, width = inputs.shape[1:3]
+    rows, cols = torch.arange(height), torch.arange(width)
+    r1, r2 = conv.kernel_size[0] // 2, conv.kernel_size[1] // 2
+    inside = ((rows >= r1) & (rows < height - r1))[:, None] & ((cols >= r2) & (cols < width - r2))
+
+    def relative(pixels: torch.Tensor) -> Optional[float]:
+        return float(difference[:, pixels].norm() / expected[:, pixels].norm()) if pixels.any() else None
+
+    return relative(inside), relative(~inside)
+
+
+def conv_attention_to_conv(attn: ConvAttention, inputs: Optional[torch.Tensor]) -> Tuple[Conv, ConvReport]:
+    """The convolution that a :class:`ConvAttention` was made of, or is nearest to after training.
+
+    As in :func:`head_kernels`, a head makes of the taps its softmax over them: a tap's weights are the heads' values in
+    that proportion. Padding is attended to as the image is, so that all pixels are interior.
+    """
+    double = copy.deepcopy(attn).double()
+    taps = tap_centers(attn.kernel_size, attn.dilation).to(double.centers)
+    conv_cls: Callable[..., Conv] = CONVS[taps.shape[1] - 1]
+    conv = conv_cls(
+        attn.in_channels, attn.out_channels, attn.kernel_size, attn.stride, attn.padding, attn.dilation, attn.groups,
+        attn.bias is not None, attn.padding_mode).to(taps).train(attn.training)
+    if inputs is None:
+        extents = (taps.amax(dim=0) - taps.amin(dim=0)).long() + max(pad_widths(attn)) + 4
+        inputs = torch.randn(2, attn.in_channels, *extents.tolist(), generator=torch.Generator().manual_seed(0))
+    reach = max(inputs.shape[-taps.shape[1]:])
+    offsets = torch.arange(-reach, reach + 1).to(taps)
+    with torch.no_grad():
+        distance = taps - double.centers[:, None]
+        scores = -0.5 * (double.spreads[:, None, None] * distance).square().sum(dim=-1)
+        weight = torch.einsum('ht,hoc->oct', scores.softmax(dim=-1), double.value_weight).reshape(conv.weight.shape)
+        conv.load_state_dict({'weight': weight} if double.bias is None else {'weight': weight, 'bias': double.bias})
+
+        mass = torch.ones_like(double.spreads)
+        for axis in range(taps.shape[1]):
+            distance = offsets - double.centers[:, axis, None]
+            probs = (-0.5 * (double.spreads[:, None] * distance).square()).softmax(dim=-1)
+            mass = mass * probs[:, torch.isin(offsets, taps[:, axis])].sum(dim=-1)
+
+        expected = double(inputs.to(taps))
+        bias = 0. if double.bias is None else double.bias.view(-1, *[1] * taps.shape[1])
+        error = float((conv(inputs.to(taps)) - expected).norm() / (expected - bias).norm())
+    report = ConvReport(tuple(attn.kernel_size), tuple(mass.tolist()), error, None)
+    return conv.to(attn.value_weight.dtype), report
+
+
+def attention_to_conv(
+        attn: nn.Module,
+        kernel_size: Optional[Union[int, Tuple[int, int]]] = None,
+        grid_size: Optional[Tuple[int, int]] = None,
+        inputs: Optional[torch.Tensor] = None,
+        padding_mode: Optional[PaddingMode] = None,
+) -> Tuple[Conv, ConvReport]:
+    """The convolution nearest to a layer that attends by position alone.
+
+    Each head's kernel (:func:`head_kernels`) times its value matrix, through the projection, summed over the heads.
+
+    Args:
+        attn: A :class:`SelfAttention2d` with the position term alone; its dropout is left behind. Or what
+            :func:`conv_to_attention` made: it keeps the kernel, stride, dilation, padding and groups it came with, so
+            that of the other arguments it takes inputs alone.
+        kernel_size: Side, or rows and columns, of the kernel, odd. By default the smallest square that holds 99.9 % of
+            every head's attention, and no larger than the grid: beyond that a wide head weighs the border more than
+            the softmax does.
+        grid_size: Rows and columns of the images. Taken from the inputs by default, or from the encoding if it is
+            learned, else 16 x 16.
+        inputs: Inputs to measure errors on, of the shape that the layer takes: (B, H, W, dim), or channels first for
+            what was a convolution. White noise by default.
+        padding_mode: How the convolution goes on beyond the border, one of Conv2d's. By default 'replicate' for
+            quadratic encodings: a Gaussian that lies outside the image is drawn to the nearest pixel inside. Nothing
+            says so for learned ones: 'reflect', which costs a trained net less.
+
+    Returns:
+        The convolution, channels first, of the layer's dtype and device, which keeps height and width; and how near it
+        is to the attention, computed in float64.
+
+    Raises:
+        ValueError: If the layer looks at content, or an argument is out of range.
+    """
+    if isinstance(attn, ConvAttention):
+        if (kernel_size, grid_size, padding_mode) != (None, None, None):
+            raise ValueError(
+                f'kernel_size={kernel_size}, grid_size={grid_size}, padding_mode={padding_mode}: a ConvAttention has '
+                'its own, leave them out')
+        return conv_attention_to_conv(attn, inputs)
+    encoding = position_encoding(attn)
+    assert isinstance(attn, SelfAttention2d)
+    if inputs is not None and (inputs.dim() != 4 or inputs.shape[-1] != attn.dim):
+        raise ValueError(f'inputs of shape {list(inputs.shape)}: needs the shape (batch, height, width, {attn.dim})')
+    if grid_size is None:
+        if inputs is not None:
+            grid_size = inputs.shape[1], inputs.shape[2]
+        elif isinstance(encoding, LearnedEncoding):
+            grid_size = (len(encoding.row_table) + 1) // 2, (len(encoding.col_table) + 1) // 2
+        else:
+            grid_size = 16, 16
+    largest = all_offsets(encoding, grid_size)
+    patterns = head_kernels(attn, largest)
+    kernel: Tuple[int, int]
+    if kernel_size is None:
+        kernel = choose_kernel_size(patterns, (odd(grid_size[0]), odd(grid_size[1])))
+    else:
+        kernel = to_2tuple(kernel_size)
+    if any(side % 2 == 0 or not 1 <= side <= limit for side, limit in zip(kernel, largest)):
+        raise ValueError(f'kernel_size={kernel_size}: needs odd numbers up to {largest} on a grid of {grid_size}')
+
+    double = copy.deepcopy(attn).double().eval()
+    value = double.value.weight.detach().view(attn.dim, attn.num_heads, attn.dim)
+    weight = torch.einsum('ohc,hij->ocij', value, head_kernels(attn, kernel))
+    if isinstance(double.proj, nn.Linear):
+        weight = torch.einsum('po,ocij->pcij', double.proj.weight.detach(), weight)
+    bias = double.proj(double.value.bias).detach()
+    if padding_mode is None:
+        padding_mode = 'reflect' if isinstance(encoding, LearnedEncoding) else 'replicate'
+    padding = kernel[0] // 2, kernel[1] // 2
+    conv = nn.Conv2d(attn.dim, attn.dim, kernel, padding=padding, padding_mode=padding_mode).to(weight)
+    conv.load_state_dict(dict(weight=weight, bias=bias))
+    if inputs is None:
+        inputs = torch.randn(2, *grid_size, attn.dim, generator=torch.Generator().manual_seed(0))
+    mass = tuple(held_mass(patterns, kernel).tolist())
+    report = ConvReport(kernel, mass, *relative_errors(double, conv, inputs.to(weight)))
+    return conv.to(attn.value.weight.dtype), report
+
+
+class ConvNhwc(nn.Module):
+    """A convolution in the place of a :class:`SelfAttention2d`: channels last, shape (B, H, W, dim)."""
+
+    def __init__(self, conv: nn.Module):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Convolve x; keys are for attention that looks at them."""
+        return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class ReparameterizableAttention2d(SelfAttention2d):
+    """Attention that `timm.models.reparameterize_model` replaces by its convolution; see :func:`reparameterizable`."""
+    conv_args: Dict[str, Any]
+
+    @torch.jit.ignore
+    def fuse(self) -> ConvNhwc:
+        return ConvNhwc(attention_to_conv(self, **self.conv_args)[0]).train(self.training)
+
+
+def reparameterizable(
+        model: nn.Module,
+        kernel_size: Optional[int] = None,
+        padding_mode: Optional[PaddingMode] = None,
+) -> SelfAttentionNet:
+    """Make a net whose layers timm's `reparameterize_model` replaces by the convolutions nearest to them.
+
+    Args:
+        model: A :class:`SelfAttentionNet`; it is left as it is. Layers that look at content stay attention.
+        kernel_size: Side of the kernels; see :func:`attention_to_conv`.
+        padding_mode: How convolutions go on beyond the border; see :func:`attention_to_conv`.
+
+    Returns:
+        A copy of the net that is the same in all but this.
+
+    Raises:
+        ValueError: If it is another kind of net, or none of its layers attends by position alone.
+    """
+    if not isinstance(model, SelfAttentionNet):
+        raise ValueError(f'model={type(model).__name__}: needs a SelfAttentionNet')
+    grid_size: Optional[Tuple[int, int]] = None
+    if hasattr(model, 'pretrained_cfg'):  # made by timm, which keeps the image size there
+        height, width = get_model_input_config(model)['input_size'][1:]
+        grid_size = height // model.patch_size, width // model.patch_size
+    model = copy.deepcopy(model)
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d) and by_position_alone(m)]
+    if not layers:
+        raise ValueError("model: all layers look at content, which no convolution does; needs terms=('position',)")
+    for attn in layers:
+        attn.__class__ = ReparameterizableAttention2d
+        assert isinstance(attn, ReparameterizableAttention2d)
+        attn.conv_args = dict(kernel_size=kernel_size, grid_size=grid_size, padding_mode=padding_mode)
+    return model

@@ -1,0 +1,123 @@
+"""Pruning of heads, appendix E of the paper: those whose Gaussian is next to flat, or next to a line."""
+import copy
+from typing import Dict, List, Mapping, Sequence
+
+import torch
+import torch.nn as nn
+
+from timm.models._input import update_model_args
+
+from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d, precision_matrices
+from timm_selfconv.models import SelfAttentionNet
+
+__all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'prune_heads']
+
+
+def attention_layers(model: nn.Module) -> List[SelfAttention2d]:
+    """The attention of each layer of a net.
+
+    Raises:
+        ValueError: If it is another kind of net, or its attention has been replaced.
+    """
+    blocks = list(model.blocks) if isinstance(model, SelfAttentionNet) else []
+    layers = [block.attn for block in blocks if isinstance(block.attn, SelfAttention2d)]
+    if not blocks or len(layers) < len(blocks):
+        raise ValueError(f'model={type(model).__name__}: needs a SelfAttentionNet with SelfAttention2d in every layer')
+    return layers
+
+
+def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
+    """Eigenvalues of every head's precision ``Sigma^-1``.
+
+    Args:
+        model: A net whose heads have precisions: encoding 'quadratic' or 'quadratic_gen' with the position term.
+
+    Returns:
+        For each layer, counted from 0, the eigenvalues in ascending order, in 1 / pixels^2, float64, shape (heads, 2).
+
+    Raises:
+        ValueError: If it is another kind of net, or its heads have no precisions.
+    """
+    eigenvalues = {}
+    for layer, attn in enumerate(attention_layers(model)):
+        encoding = getattr(attn, 'encoding', None)
+        if not isinstance(encoding, QuadraticEncoding) or not encoding.position:
+            raise ValueError(
+                f'model={type(model).__name__}: heads of layer {layer} have no precision to judge them by, as heads of '
+                'the quadratic and quadratic_gen encodings with the position term do; say which heads to prune')
+        eigenvalues[layer] = torch.linalg.eigvalsh(precision_matrices(encoding.spreads.detach().double()))
+    return eigenvalues
+
+
+def condition_numbers(eigenvalues: torch.Tensor) -> torch.Tensor:
+    """Largest over smallest eigenvalue, infinite for a singular precision.
+
+    Args:
+        eigenvalues: In ascending order, shape (heads, 2); rounding may leave a zero slightly negative.
+
+    Returns:
+        Condition numbers, shape (heads,).
+    """
+    return (eigenvalues[:, 1] / eigenvalues[:, 0].clamp(min=0.)).nan_to_num(nan=float('inf'), posinf=float('inf'))
+
+
+def degenerate_heads(
+        model: nn.Module,
+        min_eigenvalue: float = 1e-5,
+        max_condition: float = 1e5,
+) -> Dict[int, List[int]]:
+    """Heads that attend to all pixels alike or to a thin stripe of them (appendix E).
+
+    Args:
+        model: A net whose heads have precisions: encoding 'quadratic' or 'quadratic_gen' with the position term.
+        min_eigenvalue: A head whose largest eigenvalue is below this, in 1 / pixels^2, attends to all pixels alike.
+        max_condition: A head whose condition number is above this attends to a stripe. The paper says 1e5, its
+            released code uses 1e3.
+
+    Returns:
+        Degenerate heads of each layer that has any, as :func:`prune_heads` takes them; empty if none has.
+
+    Raises:
+        ValueError: If it is another kind of net, or its heads have no precisions.
+    """
+    degenerate = {}
+    for layer, eigenvalues in precision_eigenvalues(model).items():
+        flat_or_stripe = (eigenvalues[:, 1] < min_eigenvalue) | (condition_numbers(eigenvalues) > max_condition)
+        if flat_or_stripe.any():
+            degenerate[layer] = flat_or_stripe.nonzero().flatten().tolist()
+    return degenerate
+
+
+def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAttentionNet:
+    """A net without some of its heads, and all their parameters.
+
+    Its outputs are those of the full net with these heads' columns of the value weights at zero. It is a net like any
+    other: it trains on, and what it was made with (``num_heads`` as it is now) is saved by timm along with it.
+
+    Args:
+        model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is.
+        heads: Heads to drop, counted from 0, of each layer, counted from 0.
+
+    Returns:
+        The smaller net, in the same mode and on the same device.
+
+    Raises:
+        ValueError: If there is no such layer or head, a head stands twice, or no head of a layer would be left.
+    """
+    numbers = [attn.num_heads for attn in attention_layers(model)]
+    for layer, dropped in heads.items():
+        if layer not in range(len(numbers)):
+            raise ValueError(f'heads={dict(heads)}: there is no layer {layer}, layers are 0 to {len(numbers) - 1}')
+        if not set(dropped) <= set(range(numbers[layer])) or len(set(dropped)) != len(dropped):
+            raise ValueError(
+                f'heads={dict(heads)}: layer {layer} needs heads from 0 to {numbers[layer] - 1}, each once')
+        if len(dropped) == numbers[layer]:
+            raise ValueError(f'heads={dict(heads)}: no head of layer {layer} would be left, and it needs one')
+
+    pruned = copy.deepcopy(model)
+    assert isinstance(pruned, SelfAttentionNet)
+    for layer, attn in enumerate(attention_layers(pruned)):
+        attn.keep_heads([head for head in range(attn.num_heads) if head not in heads.get(layer, ())])
+    pruned.num_heads = tuple(attn.num_heads for attn in attention_layers(pruned))
+    update_model_args(pruned, num_heads=pruned.num_heads)
+    return pruned
