@@ -39,5 +39,14 @@ sa_learned_content_tiny_cifar = _entrypoint(
     'sa_learned_content_tiny_cifar', 'A small net with content that trains on a CPU.')
 sa_learned_content_hier_tiny_cifar = _entrypoint(
     'sa_learned_content_hier_tiny_cifar', 'A small net with content and one shared layer that trains on a CPU.')
+san_pairwise_cifar = _entrypoint('san_pairwise_cifar', 'Vector self-attention over 3 x 3 pixels, pairwise weights.')
+san_patchwise_cifar = _entrypoint('san_patchwise_cifar', 'Vector self-attention over 3 x 3 pixels, patchwise weights.')
+san_pairwise_hier_cifar = _entrypoint(
+    'san_pairwise_hier_cifar', 'Pairwise vector self-attention, two bottlenecks shared by four passes.')
+san_patchwise_hier_cifar = _entrypoint(
+    'san_patchwise_hier_cifar', 'Patchwise vector self-attention, two bottlenecks shared by four passes.')
+resvit_cifar = _entrypoint('resvit_cifar', "A vision transformer on a ResNet's first stage.")
+resvit_hier_cifar = _entrypoint(
+    'resvit_hier_cifar', "A vision transformer on a ResNet's first stage, one layer shared by six passes.")
 resnet18_cifar = _entrypoint('resnet18_cifar', 'ResNet-18 with a 3x3 stem, the convolutional baseline.')
 resnet_tiny_cifar = _entrypoint('resnet_tiny_cifar', 'A ResNet of the size of the small attention nets.')

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from timm_selfconv.analysis.tables import format_zoo, zoo_rows
+from timm_selfconv.analysis.tables import format_results, format_zoo, results_rows, zoo_rows
 
 REPO = Path(__file__).resolve().parent.parent
 CIFAR10, SCRIPTS = os.environ.get('CIFAR10'), os.environ.get('TIMM_SCRIPTS')
@@ -39,8 +39,10 @@ def lines(prefix):
 
 
 def test_every_line_has_a_test_here():
-    assert {language for language, _ in BLOCKS} == {'python', 'bash', 'bibtex'}
-    known = ('pip install ', 'timm-selfconv ', 'python train.py ', 'torchrun ', 'python -m timm_selfconv run ')
+    assert {language for language, _ in BLOCKS} == {'python', 'bash', 'text', 'bibtex'}
+    known = (
+        'pip install ', 'timm-selfconv ', 'python train.py ', 'python recipes/train_fast.py ', 'torchrun ',
+        'python -m timm_selfconv run ')
     assert [line for line in LINES if not line.startswith(known)] == []
 
 
@@ -51,6 +53,10 @@ def test_python_blocks(block):
 
 def test_the_table_of_nets_is_what_the_command_prints():
     assert format_zoo(zoo_rows(), 'github') in (REPO / 'README.md').read_text()
+
+
+def test_the_table_of_results_is_what_the_command_prints():
+    assert format_results(results_rows(), 'github') in (REPO / 'README.md').read_text()
 
 
 def test_set_up_commands_are_what_ci_runs():
@@ -66,10 +72,13 @@ def test_commands(command, tmp_path):
 
 
 @needs_cifar10
-@pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if c[1] == 'eval'], ids=lambda c: c[1])
-def test_commands_on_data(command):
+@pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if c[1] == 'eval'], ids=lambda c: c[2])
+def test_commands_on_data(command, tmp_path):
     command = [CIFAR10 if word == 'hfds/uoft-cs/cifar10' else word for word in command]
-    assert 'on 100 images' in run([sys.executable, '-m', 'timm_selfconv', *command[1:], '--split', 'test[:100]'])
+    if command[2] == 'local-dir:pruned':
+        run([sys.executable, '-m', 'timm_selfconv', *lines('timm-selfconv prune')[0][1:]], cwd=tmp_path)
+    command += ['--split', 'test[:100]']
+    assert 'on 100 images' in run([sys.executable, '-m', 'timm_selfconv', *command[1:]], cwd=tmp_path)
 
 
 @needs_scripts
@@ -78,6 +87,15 @@ def test_training(command, tmp_path):
     script = os.path.join(SCRIPTS, command[1])
     run([sys.executable, script, *command[2:], *BRIEF, '--output', str(tmp_path)])
     assert len(list(tmp_path.rglob('last.pth.tar'))) == 1
+
+
+@needs_cifar10
+@pytest.mark.parametrize('command', lines('python recipes/train_fast.py'), ids=lambda c: c[2])
+def test_fast_training(command, tmp_path):
+    command = [str(tmp_path / 'run') if word == 'run' else word for word in command]
+    run([sys.executable, *command[1:], '--data', CIFAR10, '--device', 'cpu', 'batch_size=2', 'epochs=1',
+         'warmup_epochs=0', 'train_split=train[:4]', 'val_split=test[:4]'])
+    assert (tmp_path / 'run' / 'last.pth.tar').is_file()
 
 
 @needs_scripts

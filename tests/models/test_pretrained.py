@@ -5,8 +5,9 @@ import timm
 import torch
 
 from timm_selfconv import hub
+from timm_selfconv.analysis.tables import zoo_names
 
-ZOO = timm.list_models(module=['self_attention', 'resnet_cifar'])
+ZOO = zoo_names()
 
 
 @pytest.mark.parametrize('name', ZOO)

@@ -112,6 +112,23 @@ def test_the_report_s_hyper_parameters_are_the_default(name):
     assert {key: recipe.get(key) for key in report} == report
 
 
+@pytest.mark.parametrize('name,differs', [
+    ('san_pairwise_cifar', dict(batch_size=256, sched='multistep', warmup_epochs=0)),
+    ('san_patchwise_cifar', dict(batch_size=256, sched='multistep', warmup_epochs=0, lr=0.01)),
+    ('san_pairwise_hier_cifar', dict(batch_size=40)),
+    ('san_patchwise_hier_cifar', dict(lr=0.01)),
+    *((name, dict(epochs=100, batch_size=32, lr=0.01, warmup_epochs=5, smoothing=0.0))
+      for name in ('resvit_cifar', 'resvit_hier_cifar')),
+])
+def test_the_report_s_hyper_parameters_of_other_hosts(name, differs):
+    recipe = load(name)
+    report = dict(dict(
+        epochs=300, batch_size=100, opt='sgd', lr=0.1, momentum=0.9, weight_decay=1e-4, warmup_epochs=10,
+        sched='cosine', hflip=0.5, smoothing=0.1), **differs)
+    assert {key: recipe.get(key) for key in report} == report
+    assert recipe.get('decay_milestones') == ([100, 200, 250] if report['sched'] == 'multistep' else None)
+
+
 @pytest.mark.parametrize('name', [
     n for n in RECIPES if n.endswith('cifar') and not re.search('tiny|hier|^san_|^resvit_', n)])
 def test_the_paper_s_hyper_parameters_are_the_default(name):

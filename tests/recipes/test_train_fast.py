@@ -219,10 +219,10 @@ def test_another_recipe_does_not_go_on_with_a_run(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize('name', zoo_names())
 def test_every_net_trains_resumes_and_exports(name, folder, tmp_path, capsys):
-    small = '' if name.startswith('resnet') else 'embed_dim: 8, mlp_dim: 8, '
+    small = 'embed_dim: 8, mlp_dim: 8, ' if name.startswith(('sa_', 'resvit_')) else ''
     more = ['--batches', '2', '--shards', str(tmp_path / 'out'), 'epochs=2', f'model_kwargs={{{small}num_classes: 10}}']
-    if name.startswith('resnet'):
-        more[-1] = 'model_kwargs={channels: [8, 8, 8, 8]}'
+    if name.startswith(('resnet', 'san_')):
+        more[-1] = 'model_kwargs={channels: [32, 32, 32, 32]}'
     checkpoint = run(folder, tmp_path / 'run', *more, recipe=str(RECIPES[name]))
     assert checkpoint['epoch'] == 1 and checkpoint['arch'] == name
     assert run(folder, tmp_path / 'run', *more, recipe=str(RECIPES[name]))['seconds'] == checkpoint['seconds']

@@ -82,6 +82,26 @@ def test_half_precision_is_exact_to_its_rounding(dtype, in_channels, out_channel
     assert torch.equal(conv_to_attention(conv.float()).to(dtype)(x), attention(x))
 
 
+def test_many_heads_in_half_precision_add_no_error():
+    conv = make_conv(2, 32, 32, 7, torch.bfloat16, padding=3)
+    x = randn(4, 32, 64, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = copy.deepcopy(conv).double()(x.double())
+        errors = [(m(x).double() - expected).square().mean().sqrt().item() for m in (conv_to_attention(conv), conv)]
+    assert errors[0] < 2 * errors[1]
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_maps_of_half_precision_layers_are_made_in_float32(dtype):
+    attention = conv_to_attention(make_conv(2, kernel_size=5, dtype=dtype), 0.3)
+    nn.init.normal_(attention.centers)
+    probs = attention.attention_probs([12, 14])
+    assert probs.dtype == torch.float32
+    with torch.autocast('cpu', torch.bfloat16):
+        torch.testing.assert_close(attention.attention_probs([12, 14]), probs)
+    torch.testing.assert_close(attention.float().attention_probs([12, 14]), probs)
+
+
 def dense_maps(attention, size):
     """Softmax over all pixels of v r_delta, equations (8) and (9), one query and one head at a time."""
     dims = len(size)
@@ -354,6 +374,11 @@ def test_a_subclass_that_computes_the_same_is_a_convolution():
     torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
 
 
+def patched(conv):
+    conv.forward = lambda x: -x
+    return conv
+
+
 def hooked(conv):
     conv.register_forward_hook(lambda module, args, out: -out)
     return conv
@@ -368,6 +393,8 @@ def hooked(conv):
     (nn.utils.parametrizations.spectral_norm(make_conv(1)), 'conv=ParametrizedConv1d: is parametrized'),
     (prune.l1_unstructured(make_conv(), 'weight', 0.5), 'conv=Conv2d: is parametrized, pruned or hooked'),
     (hooked(make_conv()), 'hooked'),
+    (patched(make_conv()), 'conv=Conv2d: has a forward of its own'),
+    (nn.utils.parametrize.register_parametrization(make_conv(), 'bias', nn.Tanh()), 'is parametrized'),
     (make_conv(dtype=torch.complex64), 'conv=Conv2d: has torch.complex64 weights'),
     (make_conv(dtype=torch.bfloat16, dilation=257), r'dilation=\(257, 257\): torch.bfloat16 does not hold'),
 ], ids=lambda v: v if isinstance(v, str) else None)

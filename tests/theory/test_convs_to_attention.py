@@ -7,7 +7,6 @@ import torch.nn as nn
 import torchvision
 from timm.layers import Conv2dSame
 
-import timm_selfconv  # noqa: F401  (registers resnet18_cifar)
 from timm_selfconv.theory import ConvAttention, conv_to_attention, convs_to_attention
 
 
@@ -16,7 +15,7 @@ def images(*shape, seed=1):
 
 
 def lively(model, x):
-    """Batch norms as if trained on x, and no scales at zero, so that all layers act and logits say much about images."""
+    """Batch norms as if trained on x, and no scales at zero, so that all layers act and logits depend on images."""
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -18,7 +18,7 @@ __all__ = ['ConvAttention', 'conv_to_attention']
 
 Conv = Union[nn.Conv1d, nn.Conv2d, nn.Conv3d]
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# heads attend together as long as what they gather has no more elements than this many outputs, or than that
+# heads attend together as long as what they gather has at most OUTPUTS times the output's elements, or ELEMENTS
 OUTPUTS, ELEMENTS = 4, 2 ** 20
 
 
@@ -230,10 +230,10 @@ class ConvAttention(nn.Module):
         step = max(1, max(OUTPUTS * outputs, ELEMENTS) // max(1, gathered))
 
         x = x.permute(*range(2, dims + 2), 1, 0).contiguous()
-        out = torch.zeros((), dtype=at_least_float32(x).dtype, device=x.device)  # halves would be rounded once a step
+        out = x.new_zeros(())
         for start in range(0, self.num_heads, step):
             part = self.attend(x, slice(start, start + step))
-            out = out + part
+            out = out + at_least_float32(part)  # a sum of halves would be rounded once a step
         out = out.to(part.dtype).transpose(0, 1)
         if self.bias is not None:
             out = out + self.bias.to(out.dtype).view(-1, *[1] * dims)
@@ -251,11 +251,12 @@ def check_conv(conv: nn.Module) -> Conv:
         raise ValueError(f'conv={name}: needs an nn.Conv1d, nn.Conv2d or nn.Conv3d')
     if nn.parameter.is_lazy(conv.weight):
         raise ValueError(f'conv={name}: is lazy and needs to have seen an input first')
-    kinds = [kind for kind in CONVS if isinstance(conv, kind)]
-    if type(conv).forward is not kinds[0].forward or type(conv)._conv_forward is not kinds[0]._conv_forward:
-        raise ValueError(f'conv={name}: has a forward of its own, needs that of nn.{kinds[0].__name__}')
+    kind = next(kind for kind in CONVS if isinstance(conv, kind))
+    if any(getattr(getattr(conv, f), '__func__', None) is not getattr(kind, f) for f in ('forward', '_conv_forward')):
+        raise ValueError(f'conv={name}: has a forward of its own, needs that of nn.{kind.__name__}')
     hooks = conv._forward_hooks, conv._forward_pre_hooks, conv._backward_hooks, conv._backward_pre_hooks
-    if 'weight' not in dict(conv.named_parameters()) or any(hooks):
+    names = {name for name, _ in conv.named_parameters()}
+    if names not in ({'weight'}, {'weight', 'bias'}) or any(hooks):
         raise ValueError(f'conv={name}: is parametrized, pruned or hooked; remove that first, or make it permanent')
     if not conv.weight.is_floating_point():
         raise ValueError(f'conv={name}: has {conv.weight.dtype} weights, needs real floating point')

@@ -1,0 +1,190 @@
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from timm_selfconv.layers.san_attention import (
+    PassBatchNorm2d, SanAttention2d, aggregate, patchwise_relation, pixel_coordinates,
+)
+
+
+def attention(kind='pairwise', **kwargs):
+    """In eval mode, with parameters and statistics that leave nothing near zero or symmetric."""
+    attn = SanAttention2d(32, kind, dtype=torch.float64, **kwargs).eval()
+    generator = torch.Generator().manual_seed(0)
+    for p in attn.parameters():
+        p.data.normal_(std=0.7, generator=generator)
+    for buffer in attn.buffers():
+        buffer.copy_(torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype) + 0.5)
+    return attn
+
+
+def images(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def reflected(i, size):
+    """Index of what lies at i when an axis is reflected at its first and last pixel."""
+    i = abs(i)
+    return i if i < size else 2 * (size - 1) - i
+
+
+def linear(conv, v):
+    out = conv.weight[:, :, 0, 0] @ v
+    return out if conv.bias is None else out + conv.bias
+
+
+def normed(norm, v, i=0):
+    """BatchNorm of one vector with the statistics of pass i, then ReLU."""
+    v = (v - norm.running_mean[i]) / (norm.running_var[i] + 1e-5).sqrt() * norm.weight + norm.bias
+    return v.clamp(min=0)
+
+
+def reference(attn, x, i=0):
+    """The definition, one image, query, offset and channel at a time."""
+    k, stride, dilation = attn.kernel_size, attn.stride, attn.dilation
+    r, m, maps = 2, 8, 1
+    height, width = x.shape[2:]
+    rows, cols = range(0, height, stride), range(0, width, stride)
+    out = torch.zeros(len(x), m, len(rows), len(cols), dtype=x.dtype)
+
+    def place(row, col):
+        return linear(attn.position, torch.tensor(
+            [-1 + 2 * row / (height - 1), -1 + 2 * col / (width - 1)], dtype=x.dtype))
+
+    for b, (a, row), (c, col) in itertools.product(range(len(x)), enumerate(rows), enumerate(cols)):
+        query = linear(attn.qvk, x[b, :, row, col])[:r]
+        pixels = [
+            (reflected(row + dilation * (s - k // 2), height), reflected(col + dilation * (t - k // 2), width))
+            for s in range(k) for t in range(k)]
+        projected = [linear(attn.qvk, x[b, :, p, q]) for p, q in pixels]
+        keys, values = [v[r + m:] for v in projected], [v[r:r + m] for v in projected]
+        if attn.patchwise:
+            hidden = linear(attn.weight1, normed(attn.norm1, torch.cat([query, *keys]), i))
+            weights = linear(attn.weight2, normed(attn.norm2, hidden, i)).view(k * k, maps)
+        else:
+            scores = []
+            for key, pixel in zip(keys, pixels):
+                pair = torch.cat([query - key, place(row, col) - place(*pixel)])
+                hidden = linear(attn.weight1, normed(attn.norm1, pair, i))
+                scores.append(linear(attn.weight2, normed(attn.norm2, hidden, i)))
+            weights = torch.stack(scores).softmax(0)
+        for j in range(m):
+            out[b, j, a, c] = sum(w[j % maps] * v[j] for w, v in zip(weights, values))
+    return out
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+@pytest.mark.parametrize('kwargs', [
+    dict(), dict(stride=2), dict(dilation=2), dict(kernel_size=5, stride=3), dict(kernel_size=1),
+    dict(qkv_bias=False, stride=2, dilation=2, kernel_size=3),
+])
+def test_attention_is_the_definition(kind, kwargs):
+    attn = attention(kind, **kwargs)
+    x = images(2, 32, 5, 6)
+    out, key = attn(x)
+    torch.testing.assert_close(out, reference(attn, x))
+    with torch.no_grad():
+        torch.testing.assert_close(attn(x)[0], out)
+    assert key.shape == (2, 2, 5, 6)
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+def test_passes_have_statistics_of_their_own_and_meet_the_keys_they_are_given(kind):
+    attn = attention(kind, passes=3)
+    x, other = images(1, 32, 4, 5), images(2, 32, 4, 5)[1:]
+    for i in range(3):
+        torch.testing.assert_close(attn(x, None, i)[0], reference(attn, x, i))
+    key = attn(other)[1]
+    out, same = attn(x, key, 1)
+    assert same is key
+    # the same from its own keys, if those were the other image's
+    mixed = attn(x)[1] * 0 + key
+    rows = attn.query_dim + attn.value_dim
+    parts = F.conv2d(x, attn.qvk.weight, attn.qvk.bias)
+    query, value = parts[:, :attn.query_dim], parts[:, attn.query_dim:rows]
+    torch.testing.assert_close(out, aggregate(value, attn.weights(query, mixed, 1), 3))
+    assert not torch.allclose(out, attn(x, None, 1)[0])
+
+
+def test_channels_share_maps():
+    """Channel j uses map j mod maps: 64 channels for 8 maps, of which one is not zero."""
+    weights = torch.zeros(1, 9, 8, 4, 4)
+    weights[:, 4, 3] = 2.
+    out = aggregate(torch.ones(1, 64, 4, 4), weights, 3)
+    assert [int(c) for c in out[0, :, 0, 0].nonzero()] == list(range(3, 64, 8)) and out.max() == 2
+
+
+@pytest.mark.parametrize('kernel_size,stride,dilation', [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 2, 1), (1, 3, 1)])
+def test_aggregation_against_torch_unfold_and_its_gradients(kernel_size, stride, dilation):
+    value = images(2, 6, 7, 6).requires_grad_()
+    rows, cols = -(-7 // stride), -(-6 // stride)
+    weights = images(2, kernel_size ** 2, 3, rows, cols).requires_grad_()
+    sizes = kernel_size, stride, dilation
+    padded = F.pad(value, (dilation * (kernel_size // 2),) * 4, mode='reflect')
+    unfolded = F.unfold(padded, kernel_size, dilation, 0, stride).view(2, 2, 3, kernel_size ** 2, rows, cols)
+    wanted = torch.einsum('bsmnhw,bnmhw->bsmhw', unfolded, weights).flatten(1, 2)
+    torch.testing.assert_close(aggregate(value, weights, *sizes), wanted)
+    assert torch.autograd.gradcheck(lambda v, w: aggregate(v, w, *sizes), (value, weights))
+    grad = torch.randn_like(wanted)
+    ours, theirs = (torch.autograd.grad(out, (value, weights), grad, retain_graph=True)
+                    for out in (aggregate(value, weights, *sizes), wanted))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_pairwise_weights_are_probabilities_and_patchwise_ones_are_not():
+    x = images(1, 2, 4, 4)
+    sums = {kind: attention(kind).weights(x, x.flip(3)).sum(1) for kind in ('pairwise', 'patchwise')}
+    torch.testing.assert_close(sums['pairwise'], torch.ones_like(sums['pairwise']))
+    assert not torch.allclose(sums['patchwise'], torch.ones_like(sums['patchwise']), atol=0.1)
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+@pytest.mark.parametrize('dilation', [1, 2])
+def test_a_shifted_image_gives_a_shifted_output_off_the_border(kind, dilation):
+    """Differences of coordinates depend on the offset alone, so pairwise weights follow too."""
+    attn = attention(kind, dilation=dilation)
+    x = images(1, 32, 9, 11)
+    out, shifted = attn(x)[0], attn(x.roll((1, 2), (2, 3)))[0]
+    inside = slice(dilation + 1, 9 - dilation), slice(dilation + 2, 11 - dilation)
+    torch.testing.assert_close(shifted[..., inside[0], inside[1]], out.roll((1, 2), (2, 3))[..., inside[0], inside[1]])
+    assert not torch.allclose(shifted, out.roll((1, 2), (2, 3)))  # the border, which has other neighbours
+
+
+def test_coordinates_and_patches():
+    rows, cols = pixel_coordinates(3, 5, torch.zeros(1))[0]
+    assert rows[:, 0].tolist() == [-1, 0, 1] and cols[0].tolist() == [-1, -0.5, 0, 0.5, 1]
+    pixels = torch.arange(9.).view(1, 1, 3, 3)
+    patch = patchwise_relation(-pixels, pixels, 3)[0, :, 0, 0]
+    assert patch.tolist() == [0, 4, 3, 4, 1, 0, 1, 4, 3, 4]  # the corner's query, then its footprint, reflected
+
+
+def test_batch_norm_keeps_statistics_a_pass():
+    ours, theirs = PassBatchNorm2d(4, 2), [torch.nn.BatchNorm2d(4) for _ in range(2)]
+    for i, step in itertools.product(range(2), range(3)):
+        x = torch.randn(5, 4, 3, 3) * (i + 1) + step
+        torch.testing.assert_close(ours(x, i), theirs[i](x))
+    for i in range(2):
+        torch.testing.assert_close(ours.running_mean[i], theirs[i].running_mean)
+        torch.testing.assert_close(ours.running_var[i], theirs[i].running_var)
+        torch.testing.assert_close(ours.eval()(x, i), theirs[i].eval()(x))
+    assert sum(p.numel() for p in ours.parameters()) == 8
+
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(kind='global'), "kind='global': needs one of"),
+    (dict(dim=48), 'dim=48: needs a multiple of 32'),
+    (dict(kernel_size=4), 'kernel_size=4: needs an odd number'),
+    (dict(stride=0), 'stride=0'),
+    (dict(dilation=1.5), 'dilation=1.5'),
+])
+def test_arguments_that_make_no_sense_are_named(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        SanAttention2d(**dict(dict(dim=32), **kwargs))
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+def test_images_too_small_to_reflect_are_refused(kind):
+    with pytest.raises(ValueError, match=r'\[1, 2, 3, 2\]: needs a height and width of at least 3'):
+        attention(kind, dilation=2)(images(1, 32, 3, 2))

@@ -1,0 +1,216 @@
+import contextlib
+import re
+
+import pytest
+import timm
+import torch
+from timm.layers import set_fused_attn
+from timm.utils import AttentionExtract
+
+from timm_selfconv.models.resvit import checkpoint_filter_fn
+
+PARAMETERS = {'resvit_cifar': 37_394_506, 'resvit_hier_cifar': 6_531_946}
+SMALL = dict(stem_dim=4, embed_dim=16, mlp_dim=24, depth=3, num_heads=2)
+
+
+@contextlib.contextmanager
+def explicit_maps():
+    """timm's switch for explicit attention maps, put back afterwards."""
+    set_fused_attn(False)
+    try:
+        yield
+    finally:
+        set_fused_attn(True)
+
+
+def images(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_exact_parameters(name):
+    model = timm.create_model(name, device='meta')
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_the_net_by_hand(name):
+    """The definition from its weights, with torch's own multi-head attention where all keys are a layer's own."""
+    model = timm.create_model(name, img_size=(8, 12), **SMALL).double().eval()
+    with torch.no_grad():
+        model.patch_embed.bias.normal_()
+    x = images(2, 3, 8, 12).double()
+    out = model(x)
+
+    x = model.layer1(model.bn1(model.conv1(x)).relu())
+    patches = x.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).reshape(2, 24, 16)
+    patches = torch.cat([torch.zeros(2, 1, 16).double(), patches], 1)  # the class token is a patch of zeros
+    x = patches @ model.patch_embed.weight.flatten(1).T + model.patch_embed.bias + model.pos_embed
+    key = None
+    for i in range(3):
+        block = model.blocks[0 if 'hier' in name else i]
+        normed = torch.nn.functional.layer_norm(x, (16,), block.norm1.weight, block.norm1.bias)
+        attended = torch.zeros_like(x)
+        keys = normed if key is None or 'hier' not in name else key
+        key = keys
+        for h in range(2):
+            rows = slice(16 * h, 16 * h + 16)
+            scores = (normed @ block.attn.query.weight[rows].T) @ (keys @ block.attn.key.weight[rows].T).mT / 4
+            head = scores.softmax(-1) @ (normed @ block.attn.value.weight[rows].T)
+            attended = attended + head @ block.attn.proj.weight[:, rows].T
+        x = x + attended + block.attn.proj.bias
+        x = x + block.mlp.fc2(torch.nn.functional.gelu(block.mlp.fc1(block.norm2(x))))
+    torch.testing.assert_close(out, model.head.fc(x.mean(1)))
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_features_carry_the_class_token(name):
+    """Their mean is that of all tokens, intermediates are the patches' alone."""
+    model = timm.create_model(name, **SMALL).eval()
+    tokens = []
+    model.blocks[-1].register_forward_hook(lambda block, args, x: tokens.append(x))
+    features = model.forward_features(images(2, 3, 32, 32))
+    assert features.shape == (2, 16, 16, 16)
+    torch.testing.assert_close(features.mean((1, 2)), tokens[-1].mean(1))
+    last, = model.forward_intermediates(images(2, 3, 32, 32), 1, intermediates_only=True, output_fmt='NHWC')
+    torch.testing.assert_close(last.flatten(1, 2), tokens[-1][:, 1:])
+
+
+def test_eval_is_deterministic():
+    model = timm.create_model('resvit_cifar', **SMALL).eval()
+    torch.testing.assert_close(model(images(2, 3, 32, 32)), model(images(2, 3, 32, 32)), rtol=0, atol=0)
+
+
+def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys():
+    model = timm.create_model('resvit_hier_cifar', **SMALL).double().eval()
+    deep = timm.create_model('resvit_cifar', **SMALL).double().eval()
+    state = model.state_dict()
+    deep.load_state_dict({name: state[re.sub(r'blocks\.\d', 'blocks.0', name)] for name in deep.state_dict()})
+    first = {}
+    hooks = [
+        block.attn.key.register_forward_hook(lambda layer, args, keys: first.setdefault('keys', keys))
+        for block in deep.blocks]
+    x = images(2, 3, 32, 32).double()
+    torch.testing.assert_close(model(x), deep(x))
+    for hook in hooks:
+        hook.remove()
+    assert not torch.allclose(model(x), deep(x))
+
+
+def test_depth_of_a_hierarchical_net_costs_nothing():
+    shallow, deep = (timm.create_model('resvit_hier_cifar', **dict(SMALL, depth=n)).eval() for n in (2, 5))
+    deep.load_state_dict(shallow.state_dict())
+    x = images(1, 3, 32, 32)
+    features = deep.forward_intermediates(x, intermediates_only=True)
+    assert len(features) == len(deep.feature_info) == 5
+    torch.testing.assert_close(shallow.forward_intermediates(x, intermediates_only=True)[1], features[1])
+    assert not torch.allclose(features[1], features[4])
+    assert deep.prune_intermediate_layers([1]) == [1]
+    torch.testing.assert_close(deep.forward_intermediates(x, 1, intermediates_only=True)[0], features[1])
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_another_image_size_resamples_the_positions(name):
+    model = timm.create_model(name, **SMALL).eval()
+    resized = timm.create_model(name, img_size=(48, 20), **SMALL).eval()
+    resized.load_state_dict(checkpoint_filter_fn(model.state_dict(), resized))
+    with pytest.raises(ValueError, match=r'24 x 10 patches.*learned for 16 x 16.*set_input_size'):
+        model(images(1, 3, 48, 20))
+    model.set_input_size((48, 20))
+    torch.testing.assert_close(model(images(1, 3, 48, 20)), resized(images(1, 3, 48, 20)))
+    model.set_input_size((20, 48))  # from one oblong to another
+    assert model(images(1, 3, 20, 48)).shape == (1, 10)
+
+
+def test_resampled_positions_carry_their_place():
+    """Positions that grow linearly down the rows still do, the class token's stays."""
+    model = timm.create_model('resvit_cifar', **SMALL)
+    with torch.no_grad():
+        model.pos_embed[:, 0] = 7.
+        model.pos_embed[:, 1:] = torch.arange(16.).repeat_interleave(16)[:, None]
+    model.set_input_size((64, 32))
+    rows = model.pos_embed[0, 1:].view(32, 16, 16)
+    assert model.pos_embed[0, 0].eq(7).all()
+    torch.testing.assert_close(rows[8:-8, 3, 5], torch.arange(32.)[8:-8] / 2 - 0.25)
+
+
+@pytest.mark.parametrize('shape,match', [
+    ((1, 3, 33, 32), 'multiples of 2'), ((1, 1, 32, 32), r'\(batch, 3, height, width\)'), ((3, 32, 32), 'batch'),
+])
+def test_images_that_do_not_fit_are_named(shape, match):
+    with pytest.raises(ValueError, match=match):
+        timm.create_model('resvit_cifar', **SMALL)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(img_size=33), 'img_size=33'), (dict(depth=0), 'depth=0'), (dict(num_heads=2.5), 'num_heads=2.5'),
+    (dict(embed_dim=-4), 'embed_dim=-4'), (dict(in_chans=0), 'in_chans=0'),
+])
+def test_arguments_that_make_no_sense_are_named(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        timm.create_model('resvit_cifar', **kwargs)
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_attention_extract_sees_the_maps(name):
+    fused = timm.create_model(name, **SMALL).eval()
+    x = images(2, 3, 32, 32)
+    with explicit_maps():
+        model = timm.create_model(name, **SMALL).eval()
+    model.load_state_dict(fused.state_dict())
+    torch.testing.assert_close(model(x), fused(x))
+    hooked = AttentionExtract(model, method='hook')(x)
+    traced = AttentionExtract(model, method='fx')(x)
+    assert len(hooked) == len(traced) == len(model.blocks)
+    for attn in (*hooked.values(), *traced.values()):
+        assert attn.shape == (2, 2, 257, 257)
+        torch.testing.assert_close(attn.sum(-1), torch.ones(2, 2, 257))
+    if name == 'resvit_cifar':  # of shared attention fx names the first pass, the hook keeps the last
+        torch.testing.assert_close(list(hooked.values()), list(traced.values()))
+    with pytest.raises(RuntimeError, match='No node names'):
+        AttentionExtract(fused, method='fx')
+
+
+def test_intermediates_checkpointing_and_features_only():
+    model = timm.create_model('resvit_cifar', img_size=(16, 12), **SMALL).eval()
+    x = images(2, 3, 16, 12)
+    out, features = model.forward_intermediates(x)
+    assert [f.shape for f in features] == [(2, 16, 8, 6)] * 3
+    torch.testing.assert_close(out, model.forward_features(x))
+    second, = model.forward_intermediates(x, indices=[1], stop_early=True, intermediates_only=True)
+    torch.testing.assert_close(second, features[1])
+    model.set_grad_checkpointing()
+    torch.testing.assert_close(model.forward_features(x), out)
+    assert model.prune_intermediate_layers([1]) == [1] and len(model.blocks) == 2
+    net = timm.create_model('resvit_cifar', features_only=True, out_indices=(0, 2), **SMALL)
+    assert [f.shape for f in net(images(1, 3, 32, 32))] == [(1, 16, 16, 16)] * 2
+    assert net.feature_info.reduction() == [2, 2]
+
+
+def test_dropout_acts_in_training_alone():
+    model = timm.create_model('resvit_cifar', drop_rate=0.3, attn_drop_rate=0.3, drop_path_rate=0.3, **SMALL)
+    x = images(4, 3, 32, 32)
+    assert not torch.allclose(model.train()(x), model(x))
+    torch.testing.assert_close(model.eval()(x), model(x))
+
+
+def test_parameter_groups():
+    model = timm.create_model('resvit_hier_cifar', **SMALL)
+    assert model.no_weight_decay() == {'pos_embed'}
+    groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+    assert groups['conv1.weight'] == groups['pos_embed'] == 0 and groups['blocks.0.attn.key.weight'] == 1
+    assert groups['head.fc.weight'] == 2
+
+
+def test_low_precision_and_weights_after_the_meta_device():
+    model = timm.create_model('resvit_cifar', **SMALL).eval()
+    x = images(1, 3, 32, 32)
+    expected = model(x)
+    torch.testing.assert_close(model.bfloat16()(x.bfloat16()).float(), expected, rtol=0.1, atol=0.1)
+    model.reset_classifier(7)
+    assert model.get_classifier().weight.dtype == torch.bfloat16
+    model = timm.create_model('resvit_cifar', **SMALL, device='meta').to_empty(device='cpu')
+    for p in model.parameters():
+        torch.nn.init.constant_(p, float('nan'))
+    model.init_weights()
+    assert all(p.isfinite().all() for p in model.parameters())

@@ -1,0 +1,223 @@
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+
+from timm_selfconv.layers.san_attention import PassBatchNorm2d
+
+PARAMETERS = {
+    'san_pairwise_cifar': 3_737_056,
+    'san_patchwise_cifar': 3_851_142,
+    'san_pairwise_hier_cifar': 352_750,
+    'san_patchwise_hier_cifar': 356_282,
+}
+HIERARCHICAL = [name for name in PARAMETERS if 'hier' in name]
+SMALL = dict(channels=(32,) * 4)
+
+
+def images(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def small(name, **kwargs):
+    """A narrow net, whose norms scale and shift unevenly."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, **dict(SMALL, **kwargs))
+    for norm in model.modules():
+        if isinstance(norm, PassBatchNorm2d):
+            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+            torch.nn.init.normal_(norm.bias, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_exact_parameters(name):
+    model = timm.create_model(name, device='meta')
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+@pytest.mark.parametrize('size', [(32, 32), (35, 64)])
+def test_any_size_that_leaves_pixels_to_reflect(name, size):
+    model = small(name).eval()
+    reduction = 1 if 'hier' in name else 16
+    assert model(images(1, 3, *size)).shape == (1, 10)
+    assert model.forward_features(images(1, 3, *size)).shape == (1, 32, size[0] // reduction, size[1] // reduction)
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_images_that_do_not_fit_are_named(name):
+    smallest = 2 if 'hier' in name else 32
+    model = small(name).eval()
+    model(images(1, 3, smallest, smallest))
+    with pytest.raises(ValueError, match=rf'x of shape \[1, 3, 40, {smallest - 1}\].*at least {smallest}'):
+        model(images(1, 3, 40, smallest - 1))
+    with pytest.raises(ValueError, match=r'\[1, 1, 32, 32\].*\(batch, 3, height, width\)'):
+        model(images(1, 1, 32, 32))
+    with pytest.raises(ValueError, match=r'\(batch, 3, height, width\)'):
+        model(images(3, 32, 32))
+
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(channels=(64, 128, 256)), r'channels=\(64, 128, 256\) and depths=\(2, 1, 2, 4\)'),
+    (dict(channels=(64, 100, 256, 512)), 'dim=100: needs a multiple of 32'),
+    (dict(depths=(1, 0, 1, 1)), r'depths=\(1, 0, 1, 1\)'),
+    (dict(hierarchical=True), 'share bottlenecks need equal ones'),
+    (dict(in_chans=0), 'in_chans=0'),
+    (dict(kind='global'), "kind='global'"),
+])
+def test_arguments_that_make_no_sense_are_named(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        timm.create_model('san_pairwise_cifar', **kwargs)
+
+
+@pytest.mark.parametrize('name', HIERARCHICAL)
+def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name):
+    """The definition, with torch's own modules and the keys of the first attention handed on by hand."""
+    model = small(name).double().eval()
+    for norm in model.modules():
+        if isinstance(norm, PassBatchNorm2d):
+            torch.nn.init.uniform_(norm.running_mean, -0.5, 0.5)
+            torch.nn.init.uniform_(norm.running_var, 0.5, 1.5)
+
+    def batch_norm(norm, x, i):
+        mean, var, weight, bias = (
+            v.view(-1, 1, 1) for v in (norm.running_mean[i], norm.running_var[i], norm.weight, norm.bias))
+        return (x - mean) / (var + 1e-5).sqrt() * weight + bias
+
+    x = images(2, 3, 5, 6).double()
+    features = model.forward_intermediates(x, intermediates_only=True)
+    x, first = model.stem_norm(model.stem(x)).relu(), None
+    for i, stage in enumerate(model.stages):
+        x = stage.conv(x)
+        for block in model.shared_blocks:
+            attended, key = block.attn(batch_norm(block.norm1, x, i).relu(), first, i)
+            first = key if first is None else first
+            assert key is first
+            x = x + block.conv(batch_norm(block.norm2, attended, i).relu())
+        x = stage.norm(x).relu()
+        torch.testing.assert_close(features[i], x)
+    torch.testing.assert_close(model(images(2, 3, 5, 6).double()), model.head.fc(x.mean((2, 3))))
+
+
+@pytest.mark.parametrize('name', HIERARCHICAL)
+def test_all_parameters_have_gradients_and_unused_keys_zero(name):
+    """What DistributedDataParallel asks for."""
+    model = small(name)
+    model(images(2, 3, 8, 8)).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    used, unused = (block.attn.qvk.weight.grad[-block.attn.query_dim:] for block in model.shared_blocks)
+    assert used.abs().max() > 0 and unused.abs().max() == 0
+
+
+def test_passes_of_shared_bottlenecks_cost_what_is_their_own_alone():
+    four, six = (small('san_patchwise_hier_cifar', channels=(32,) * n, depths=(2,) * n) for n in (4, 6))
+    own = 32 * 32 + 2 * 32
+    assert sum(p.numel() for p in six.parameters()) == sum(p.numel() for p in four.parameters()) + 2 * own
+    assert len(six.forward_intermediates(images(1, 3, 4, 4), intermediates_only=True)) == 6
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_statistics_fit_the_passes_they_were_taken_in(name):
+    """Eval gives what training gave, up to the bias of the variance, once the statistics have settled."""
+    model = small(name).train()
+    for norm in model.modules():
+        if isinstance(norm, (PassBatchNorm2d, torch.nn.BatchNorm2d)):
+            norm.momentum = 1.
+    x = images(64, 3, 32, 32) if 'hier' not in name else images(16, 3, 8, 8)
+    trained = model(x)
+    evaluated = model.eval()(x)
+    assert (evaluated - trained).norm() < 0.02 * trained.norm()
+    if 'hier' in name:  # one set for all passes would not
+        for norm in model.modules():
+            if isinstance(norm, PassBatchNorm2d):
+                for statistics in (norm.running_mean, norm.running_var):
+                    statistics.copy_(statistics.mean(0, keepdim=True).expand_as(statistics))
+        assert (model(x) - trained).norm() > 0.1 * trained.norm()
+
+
+@pytest.mark.parametrize('name', HIERARCHICAL)
+def test_recomputing_changes_neither_gradients_nor_statistics(name):
+    x, results = images(4, 3, 8, 8), []
+    for recomputes, checkpointing in ((False, False), (True, False), (True, True)):
+        model = small(name).train()
+        model.recomputes = recomputes
+        model.set_grad_checkpointing(checkpointing)
+        model(x).square().sum().backward()
+        statistics = {n: b for n, b in model.named_buffers() if '.running_' in n}
+        results.append(([p.grad for p in model.parameters()], statistics))
+        assert all(m.momentum == 0.1 for m in model.modules() if hasattr(m, 'momentum'))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0])
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_training_on_128_images_stays_under_2_gib(name):
+    """Beyond what python and torch take themselves; under bfloat16 autocast, as the recipes train."""
+    code = f"""
+import resource, timm, timm_selfconv, torch
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with torch.autocast('cpu', torch.bfloat16):
+    loss = timm.create_model('{name}')(torch.randn(128, 3, 32, 32)).float().logsumexp(1).sum()
+loss.backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)
+"""
+    if sys.platform != 'linux':
+        pytest.skip('ru_maxrss is in KiB on Linux alone')
+    kib = int(subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True).stdout)
+    assert kib * 1024 < 2 * 2 ** 30
+
+
+def test_intermediates_and_features_only():
+    model = small('san_patchwise_cifar', channels=(32, 64, 32, 96)).eval()
+    x = images(1, 3, 32, 48)
+    out, features = model.forward_intermediates(x)
+    assert [f.shape for f in features] == [(1, 32, 16, 24), (1, 64, 8, 12), (1, 32, 4, 6), (1, 96, 2, 3)]
+    torch.testing.assert_close(out, model.forward_features(x))
+    second, = model.forward_intermediates(x, indices=[1], stop_early=True, intermediates_only=True)
+    torch.testing.assert_close(second, features[1])
+    net = timm.create_model('san_patchwise_cifar', features_only=True, out_indices=(1, 3), **SMALL)
+    assert net.feature_info.reduction() == [4, 16] and [f.shape[2] for f in net(images(1, 3, 32, 32))] == [8, 2]
+    net = timm.create_model('san_patchwise_hier_cifar', features_only=True, **SMALL)
+    assert net.feature_info.reduction() == [1] * 4 and net.feature_info.channels() == [32] * 4
+
+
+def test_memory_format_of_the_images_does_not_matter():
+    model = small('san_pairwise_hier_cifar').eval()
+    x = images(2, 3, 8, 8)
+    torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_bfloat16_is_close_to_float32(name):
+    model = small(name).eval()
+    x = images(2, 3, 32, 32)
+    expected = model(x)
+    with torch.autocast('cpu', torch.bfloat16):
+        torch.testing.assert_close(model(x).float(), expected, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(model.bfloat16()(x.bfloat16()).float(), expected, rtol=0.1, atol=0.1)
+
+
+def test_layer_groups():
+    for name in ('san_pairwise_cifar', 'san_pairwise_hier_cifar'):
+        model = small(name)
+        groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+        assert groups['stem.weight'] == 0 and groups['head.fc.weight'] == max(groups.values())
+        assert groups['stages.0.conv.weight'] < groups['stages.3.conv.weight']
+        assert set(groups) == {n for n, _ in model.named_parameters()}
+
+
+def test_classifier_in_any_dtype_and_weights_after_the_meta_device():
+    model = small('san_pairwise_hier_cifar', dtype=torch.bfloat16)
+    model.reset_classifier(7)
+    assert model.get_classifier().weight.dtype == torch.bfloat16
+    model.reset_classifier(0, '')
+    assert model.eval()(images(2, 3, 4, 6).bfloat16()).shape == (2, 32, 4, 6)
+    model = timm.create_model('san_pairwise_hier_cifar', **SMALL, device='meta').to_empty(device='cpu')
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            torch.nn.init.constant_(tensor, float('nan'))
+    model.init_weights()
+    assert model.eval()(images(2, 3, 4, 4)).isfinite().all()

@@ -1,0 +1,343 @@
+"""Self-attention networks whose weights are vectors over a small footprint.
+
+'Exploring Self-attention for Image Recognition', Zhao, Jia, Koltun, CVPR 2020
+- https://arxiv.org/abs/2004.13621
+'[Re] On the Relationship between Self-Attention and Convolutional Layers', Varma T, Prabhu, 2021 (these sizes, and the
+hierarchical nets)
+
+The plain nets are SAN10 without its last stage, with footprints of 3 x 3. The hierarchical ones pass through one pair
+of bottlenecks four times, at full resolution; all attention meets the keys of the first bottleneck in the first pass.
+The second bottleneck has a key map as well, which no pass uses: the published parameters count it, so it is there.
+"""
+import contextlib
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from timm.layers import ClassifierHead, get_device_dtype, register_notrace_function
+from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+
+from timm_selfconv.layers import PassBatchNorm2d, SanAttention2d
+from ._cifar import build_cifar_model, cifar_cfg
+
+__all__ = ['SAN']
+
+
+@torch.fx.wrap
+@register_notrace_function
+def check_images(x: torch.Tensor, in_chans: int, min_size: int) -> torch.Tensor:
+    """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them."""
+    if x.dim() != 4 or x.shape[1] != in_chans:
+        raise ValueError(f'x of shape {list(x.shape)}: needs images of shape (batch, {in_chans}, height, width)')
+    if min(x.shape[2], x.shape[3]) < min_size:
+        raise ValueError(f'x of shape {list(x.shape)}: needs a height and width of at least {min_size}')
+    return x
+
+
+@contextlib.contextmanager
+def frozen_statistics(module: nn.Module) -> Iterator[None]:
+    """Leave running statistics as they are meanwhile: recomputed batches have been counted before."""
+    kinds = PassBatchNorm2d, nn.modules.batchnorm._BatchNorm
+    norms: List[Any] = [m for m in module.modules() if isinstance(m, kinds)]
+    momenta = [norm.momentum for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum = 0.
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta):
+            norm.momentum = momentum
+
+
+class Bottleneck(nn.Module):
+    """BN, ReLU, attention to a quarter of the channels, BN, ReLU, 1x1 convolution back, added to the input."""
+
+    def __init__(self, dim: int, kind: str, qkv_bias: bool = True, passes: int = 1, device=None, dtype=None):
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        self.norm1 = PassBatchNorm2d(dim, passes, **dd)
+        self.attn = SanAttention2d(dim, kind, qkv_bias=qkv_bias, passes=passes, **dd)
+        self.norm2 = PassBatchNorm2d(dim // 4, passes, **dd)
+        self.conv = nn.Conv2d(dim // 4, dim, 1, **dd)
+
+    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor], i: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Output and keys of pass i, with keys given or, without, its own."""
+        shortcut = x
+        x, key = self.attn(F.relu(self.norm1(x, i), inplace=True), key, i)
+        return shortcut + self.conv(F.relu(self.norm2(x, i), inplace=True)), key
+
+
+class Stage(nn.Module):
+    """What a stage has of its own: 1x1 convolution (after max-pooling by 2), bottlenecks if any, BN and ReLU."""
+
+    def __init__(self, in_chs: int, dim: int, depth: int, kind: str, pool: bool, device=None, dtype=None):
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
+        self.conv = nn.Conv2d(in_chs, dim, 1, bias=False, **dd)
+        self.blocks = nn.ModuleList([Bottleneck(dim, kind, **dd) for _ in range(depth)])
+        self.norm = nn.BatchNorm2d(dim, **dd)
+        self.act = nn.ReLU(inplace=True)
+
+
+class SAN(nn.Module):
+    """Classifier of stages of vector attention."""
+    if TYPE_CHECKING:
+        stages: Any  # nn.ModuleList of Stage, whose attributes it does not show
+
+    def __init__(
+            self,
+            in_chans: int = 3,
+            num_classes: int = 10,
+            global_pool: str = 'avg',
+            kind: str = 'pairwise',
+            channels: Sequence[int] = (64, 256, 512, 1024),
+            depths: Sequence[int] = (2, 1, 2, 4),
+            hierarchical: bool = False,
+            drop_rate: float = 0.,
+            device=None,
+            dtype=None,
+    ):
+        """
+        Args:
+            in_chans: Channels of the images.
+            num_classes: Number of classes, 0 for features alone.
+            global_pool: Pooling over all positions, '' for none.
+            kind: 'pairwise' or 'patchwise' attention, see :class:`SanAttention2d`.
+            channels: Channels of each stage, multiples of 32.
+            depths: Bottlenecks of each stage.
+            hierarchical: Let all stages pass the same bottlenecks, at full resolution, with the keys of the first one's
+                input: channels and depths are the same in all stages then.
+            drop_rate: Dropout rate before the classifier.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        channels, depths = tuple(channels), tuple(depths)
+        if not isinstance(in_chans, int) or in_chans < 1:
+            raise ValueError(f'in_chans={in_chans!r}: needs an integer of at least 1')
+        if not channels or len(channels) != len(depths):
+            raise ValueError(f'channels={channels!r} and depths={depths!r}: need one number a stage each')
+        if any(not isinstance(depth, int) or depth < 1 for depth in depths):
+            raise ValueError(f'depths={depths!r}: needs integers of at least 1')
+        if hierarchical and len(set(zip(channels, depths))) > 1:
+            raise ValueError(f'channels={channels!r}, depths={depths!r}: stages that share bottlenecks need equal ones')
+
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.num_features = self.head_hidden_size = channels[-1]
+        # at full resolution, training on 128 images takes more than 2 GiB unless bottlenecks are recomputed in the
+        # backward pass, and pairwise whole stages
+        self.recomputes = hierarchical
+        self.grad_checkpointing = hierarchical and kind == 'pairwise'
+        self.min_size = 2 if hierarchical else 2 * 2 ** len(channels)  # of which a footprint can be reflected
+
+        self.stem = nn.Conv2d(in_chans, channels[0], 1, bias=False, **dd)
+        self.stem_norm = nn.BatchNorm2d(channels[0], **dd)
+        self.stem_act = nn.ReLU(inplace=True)
+        self.stages = nn.ModuleList([
+            Stage(in_chs, dim, 0 if hierarchical else depth, kind, pool=not hierarchical, **dd)
+            for in_chs, dim, depth in zip(channels[:1] + channels, channels, depths)
+        ])
+        self.shared_blocks = nn.ModuleList([
+            Bottleneck(channels[0], kind, qkv_bias=False, passes=len(channels), **dd)
+            for _ in range(depths[0] if hierarchical else 0)
+        ])
+        self.feature_info = [
+            dict(num_chs=dim, reduction=1 if hierarchical else 2 ** (i + 1), module=f'stages.{i}')
+            for i, dim in enumerate(channels)
+        ]
+        self.head = ClassifierHead(channels[-1], num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
+
+    @property
+    def global_pool(self) -> str:
+        return self.head.global_pool.pool_type
+
+    @torch.jit.ignore
+    def init_weights(self) -> None:
+        """Initialise all parameters anew, every module its own way."""
+        for module in self.modules():
+            reset_parameters = getattr(module, 'reset_parameters', None)
+            if reset_parameters is not None:
+                reset_parameters()
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
+        return dict(stem=r'^stem', blocks=[
+            (r'^shared_blocks', (0,)),
+            (r'^stages\.(\d+)' if coarse else r'^stages\.(\d+)\.blocks\.(\d+)', None),
+            (r'^stages\.(\d+)\.(?:conv)', (0,)),
+            (r'^stages\.(\d+)\.(?:norm)', (99999,)),
+        ])
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute whole stages in the backward pass, as pairwise hierarchical nets do unless told otherwise.
+
+        Hierarchical nets recompute their bottlenecks either way.
+        """
+        self.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool)
+        self.head.to(**get_device_dtype(self.stem))
+        self.head.train(self.training)
+
+    def _stem(self, x: torch.Tensor) -> torch.Tensor:
+        x = check_images(x, self.in_chans, self.min_size)
+        # nearly all that follows is matrix products over the channels of a pixel
+        x = x.contiguous(memory_format=torch.channels_last)
+        return self.stem_act(self.stem_norm(self.stem(x)))
+
+    def _pass_stage(
+            self,
+            i: int,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor],
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """Stage i of features x; shared bottlenecks meet the keys of an earlier stage, or hand on their own."""
+        for j, stage in enumerate(self.stages):
+            if j == i:
+                x = stage.conv(stage.pool(x))
+                for block in stage.blocks:
+                    x, _ = block(x, None, 0)
+                for block in self.shared_blocks:
+                    if self.recomputes and not torch.jit.is_scripting():
+                        x, key = self._recomputed(block, x, key, i)
+                    else:
+                        x, key = block(x, key, i)
+                x = stage.act(stage.norm(x))
+        return x, key
+
+    @torch.jit.unused
+    def _recomputed(self, function: Any, *args: Any) -> Any:
+        """Call a part of this net, its intermediate results forgotten till the backward pass makes them anew."""
+        if not self.training or torch.compiler.is_compiling():  # whose compiler decides itself what to recompute
+            return function(*args)
+        return checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=False,
+            context_fn=lambda: (contextlib.nullcontext(), frozen_statistics(self)))
+
+    def forward_intermediates(
+            self,
+            x: torch.Tensor,
+            indices: Optional[Union[int, List[int]]] = None,
+            norm: bool = False,
+            stop_early: bool = False,
+            output_fmt: str = 'NCHW',
+            intermediates_only: bool = False,
+    ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
+        """Forward features and return the outputs of the chosen stages.
+
+        Args:
+            x: Images, shape (B, C, H, W).
+            indices: Last n stages if an int, all if None, else those of these indices.
+            norm: Stages end in a norm: their outputs are normalised either way.
+            stop_early: Stop after the last stage asked for.
+            output_fmt: 'NCHW', the only one.
+            intermediates_only: Leave the final features out.
+
+        Returns:
+            The intermediates, or the final features and the intermediates.
+        """
+        assert output_fmt == 'NCHW', 'Output format must be NCHW.'
+        intermediates: List[torch.Tensor] = []
+        take_indices, max_index = feature_take_indices(len(self.stages), indices)
+
+        x = self._stem(x)
+        key: Optional[torch.Tensor] = None
+        for i in range(max_index + 1 if stop_early else len(self.stages)):
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                x, key = self._recomputed(self._pass_stage, i, x, key)
+            else:
+                x, key = self._pass_stage(i, x, key)
+            if i in take_indices:
+                intermediates.append(x)
+
+        if intermediates_only:
+            return intermediates
+        return x, intermediates
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        x = self._stem(x)
+        key: Optional[torch.Tensor] = None
+        for i in range(len(self.stages)):
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                x, key = self._recomputed(self._pass_stage, i, x, key)
+            else:
+                x, key = self._pass_stage(i, x, key)
+        return x
+
+    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.forward_features(x)
+        x = self.forward_head(x)
+        return x
+
+
+def _cfg(name: str, pool_size: int, **kwargs: Any) -> Dict[str, Any]:
+    return cifar_cfg(
+        name,
+        pool_size=(pool_size, pool_size),
+        first_conv='stem', classifier='head.fc',
+        paper_ids='arXiv:2004.13621', paper_name='Exploring Self-attention for Image Recognition',
+        origin_url='https://github.com/hszhao/SAN',
+        **kwargs,
+    )
+
+
+default_cfgs = generate_default_cfgs({
+    'san_pairwise_cifar.cifar10': _cfg('san_pairwise_cifar', 2),
+    'san_patchwise_cifar.cifar10': _cfg('san_patchwise_cifar', 2),
+    'san_pairwise_hier_cifar.cifar10': _cfg('san_pairwise_hier_cifar', 32),
+    'san_patchwise_hier_cifar.cifar10': _cfg('san_patchwise_hier_cifar', 32),
+})
+
+
+def _create_san(variant: str, pretrained: bool = False, **kwargs: Any) -> SAN:
+    out_indices = kwargs.pop('out_indices', tuple(range(len(kwargs.get('channels', (64, 256, 512, 1024))))))
+    return build_cifar_model(
+        SAN, variant, pretrained, feature_cfg=dict(out_indices=out_indices, feature_cls='getter'), **kwargs)
+
+
+HIERARCHICAL = dict(channels=(256,) * 4, depths=(2,) * 4, hierarchical=True)
+
+
+@register_model
+def san_pairwise_cifar(pretrained: bool = False, **kwargs: Any) -> SAN:
+    """SAN10 without its last stage, pairwise (3.74M parameters, 81.8 % published by the report)."""
+    model_args = dict(kind='pairwise')
+    return _create_san('san_pairwise_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def san_patchwise_cifar(pretrained: bool = False, **kwargs: Any) -> SAN:
+    """SAN10 without its last stage, patchwise (3.85M, 85.7 %; the published 3.74M are the pairwise net's)."""
+    model_args = dict(kind='patchwise')
+    return _create_san('san_patchwise_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def san_pairwise_hier_cifar(pretrained: bool = False, **kwargs: Any) -> SAN:
+    """Four passes of one pair of pairwise bottlenecks (0.35M, 85.3 % published by the report)."""
+    model_args = dict(HIERARCHICAL, kind='pairwise')
+    return _create_san('san_pairwise_hier_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def san_patchwise_hier_cifar(pretrained: bool = False, **kwargs: Any) -> SAN:
+    """Four passes of one pair of patchwise bottlenecks (0.36M, 91.2 % published by the report)."""
+    model_args = dict(HIERARCHICAL, kind='patchwise')
+    return _create_san('san_patchwise_hier_cifar', pretrained, **dict(model_args, **kwargs))
