@@ -268,6 +268,8 @@ class Training:
             self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.steps)
         scheduler.step_update(len(self.history) * self.steps)
         scheduler.step(len(self.history))
+        if self.history:  # the last run may have been killed between its checkpoint and these
+            self.publish(output, shards)
         while len(self.history) < epochs:
             start = time.perf_counter()
             row = dict(epoch=len(self.history), train_loss=self.epoch(scheduler), **self.validate(validation))
@@ -275,10 +277,14 @@ class Training:
             self.history.append(dict(row, lr=self.optimizer.param_groups[0]['lr']))
             print(' '.join(f'{k} {v:.5g}' for k, v in self.history[-1].items()), f'{self.seconds:.0f} s', flush=True)
             replace_file(output / 'last.pth.tar', lambda path: torch.save(self.checkpoint(), path))
-            for folder in filter(None, (output, shards)):
-                replace_file(folder / 'summary.csv', lambda path: path.write_text(summary(self.history)))
-            if shards is not None:
-                save_shards(self.result, shards / self.args.model)
+            self.publish(output, shards)
+
+    def publish(self, output: Path, shards: Optional[Path]) -> None:
+        """Write what follows from the last checkpoint: the summary, and shards if asked for."""
+        for folder in filter(None, (output, shards)):
+            replace_file(folder / 'summary.csv', lambda path: path.write_text(summary(self.history)))
+        if shards is not None:
+            save_shards(self.result, shards / self.args.model)
 
 
 def summary(history: List[Dict[str, float]]) -> str:
