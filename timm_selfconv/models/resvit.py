@@ -14,14 +14,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import ClassifierHead, DropPath, Mlp, calculate_drop_path_rates, get_device_dtype, \
+from timm.layers import ClassifierHead, DropPath, Mlp, calculate_drop_path_rates, \
     register_notrace_function, resample_abs_pos_embed, trunc_normal_, use_fused_attn
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from timm.models.resnet import BasicBlock
 
-from ._cifar import build_cifar_model, cifar_cfg
+from ._cifar import CifarNet, build_cifar_model, cifar_cfg
 from .self_attention import check_images, to_grid_size
 
 __all__ = ['ResVit']
@@ -127,7 +127,7 @@ class Block(nn.Module):
         return x
 
 
-class ResVit(nn.Module):
+class ResVit(CifarNet):
     """Classifier of transformer blocks on patches of convolutional features."""
     if TYPE_CHECKING:
         blocks: Any  # nn.Sequential of Block, whose attributes it does not show
@@ -209,22 +209,10 @@ class ResVit(nn.Module):
         self.head = ClassifierHead(embed_dim, num_classes, pool_type=global_pool, input_fmt=self.output_fmt, **dd)
         self.reset_parameters()
 
-    @property
-    def global_pool(self) -> str:
-        return self.head.global_pool.pool_type
-
     @torch.jit.ignore
     def reset_parameters(self) -> None:
         """Initialise what is this module's own; its parts initialise themselves."""
         trunc_normal_(self.pos_embed, std=0.02)
-
-    @torch.jit.ignore
-    def init_weights(self) -> None:
-        """Initialise all parameters anew, every module its own way."""
-        for module in self.modules():
-            reset_parameters = getattr(module, 'reset_parameters', None)
-            if reset_parameters is not None:
-                reset_parameters()
 
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
@@ -233,20 +221,6 @@ class ResVit(nn.Module):
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
         return dict(stem=r'^conv1|^bn1|^layer1|^patch_embed|^pos_embed', blocks=r'^blocks\.(\d+)')
-
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    @torch.jit.ignore
-    def get_classifier(self) -> nn.Module:
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
-        self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
-        self.head.to(**get_device_dtype(self.conv1))
-        self.head.train(self.training)
 
     @torch.jit.ignore
     def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:

@@ -16,12 +16,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import ClassifierHead, get_device_dtype, register_notrace_function
+from timm.layers import ClassifierHead, register_notrace_function
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 
 from timm_selfconv.layers import PassBatchNorm2d, SanAttention2d
-from ._cifar import build_cifar_model, cifar_cfg
+from ._cifar import CifarNet, build_cifar_model, cifar_cfg
 
 __all__ = ['SAN']
 
@@ -83,7 +83,7 @@ class Stage(nn.Module):
         self.act = nn.ReLU(inplace=True)
 
 
-class SAN(nn.Module):
+class SAN(CifarNet):
     """Classifier of stages of vector attention."""
     if TYPE_CHECKING:
         stages: Any  # nn.ModuleList of Stage, whose attributes it does not show
@@ -154,18 +154,6 @@ class SAN(nn.Module):
         ]
         self.head = ClassifierHead(channels[-1], num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
 
-    @property
-    def global_pool(self) -> str:
-        return self.head.global_pool.pool_type
-
-    @torch.jit.ignore
-    def init_weights(self) -> None:
-        """Initialise all parameters anew, every module its own way."""
-        for module in self.modules():
-            reset_parameters = getattr(module, 'reset_parameters', None)
-            if reset_parameters is not None:
-                reset_parameters()
-
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
         return dict(stem=r'^stem', blocks=[
@@ -182,16 +170,6 @@ class SAN(nn.Module):
         Hierarchical nets recompute their bottlenecks either way.
         """
         self.grad_checkpointing = enable
-
-    @torch.jit.ignore
-    def get_classifier(self) -> nn.Module:
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
-        self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
-        self.head.to(**get_device_dtype(self.stem))
-        self.head.train(self.training)
 
     def _stem(self, x: torch.Tensor) -> torch.Tensor:
         x = check_images(x, self.in_chans, self.min_size)

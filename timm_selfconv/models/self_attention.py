@@ -15,13 +15,13 @@ import torch
 import torch.nn as nn
 
 from timm.layers import ClassifierHead, DropPath, LayerType, Mlp, calculate_drop_path_rates, get_act_layer, \
-    get_device_dtype, register_notrace_function, resample_abs_pos_embed_nhwc, to_2tuple
+    register_notrace_function, resample_abs_pos_embed_nhwc, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 
 from timm_selfconv.layers import SelfAttention2d, resample_table
-from ._cifar import build_cifar_model, cifar_cfg
+from ._cifar import CifarNet, build_cifar_model, cifar_cfg
 from ._released import convert_released, is_released
 
 __all__ = ['SelfAttentionNet']
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return x
 
 
-class SelfAttentionNet(nn.Module):
+class SelfAttentionNet(CifarNet):
     """Classifier of self-attention layers on a grid of pixels, channels last throughout."""
     shares_key: Final[bool]
     if TYPE_CHECKING:
@@ -184,18 +184,6 @@ class SelfAttentionNet(nn.Module):
             dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{i % num_blocks}') for i in range(depth)]
         self.head = ClassifierHead(embed_dim, num_classes, pool_type=global_pool, input_fmt=self.output_fmt, **dd)
 
-    @property
-    def global_pool(self) -> str:
-        return self.head.global_pool.pool_type
-
-    @torch.jit.ignore
-    def init_weights(self) -> None:
-        """Initialise all parameters anew, every module its own way (torch's defaults, like the released code)."""
-        for module in self.modules():
-            reset_parameters = getattr(module, 'reset_parameters', None)
-            if reset_parameters is not None:
-                reset_parameters()
-
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
         return {n for n, _ in self.named_parameters() if n.endswith(('encoding.centers', 'encoding.spreads'))}
@@ -203,20 +191,6 @@ class SelfAttentionNet(nn.Module):
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
         return dict(stem=r'^stem', blocks=r'^blocks\.(\d+)')
-
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    @torch.jit.ignore
-    def get_classifier(self) -> nn.Module:
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
-        self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
-        self.head.to(**get_device_dtype(self.stem))
-        self.head.train(self.training)
 
     @torch.jit.ignore
     def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
