@@ -59,7 +59,7 @@ def demo_pictures() -> List[Path]:
 
 
 def run_tables(args: argparse.Namespace) -> None:
-    rows, results = tables.paper_tables(), tables.results_rows()
+    rows, results = tables.paper_tables(args.time), tables.results_rows()
     if args.json:
         print(json.dumps(dict(tables=rows, results=results), indent=2))
     else:
@@ -233,7 +233,9 @@ def create_parser() -> argparse.ArgumentParser:
     sub = command('list', run_list, 'show the zoo: parameters, FLOPs, weights, accuracy, license')
     sub.add_argument('--json', action='store_true', help='for machines')
 
-    sub = command('tables', run_tables, "print the paper's tables as published beside what is measured here")
+    sub = command('tables', run_tables, "print the papers' tables as published beside what is measured here")
+    sub.add_argument('--time', action='store_true', help=(
+        'measure the inference time of plain attention to hierarchical too, as a ratio (a minute)'))
     sub.add_argument('--json', action='store_true', help='for machines')
 
     sub = command('eval', run_eval, 'accuracy on a dataset')

@@ -1,5 +1,7 @@
-"""How much faster the paths of attention are than the explicit map they stand for, measured in one run."""
+"""Which net, or which path of attention, is how much faster, measured in one run."""
+import statistics
 from dataclasses import dataclass
+from typing import List, Sequence
 
 import torch
 import torch.nn as nn
@@ -8,7 +10,7 @@ from torch.utils.benchmark import Timer
 from timm_selfconv.models import SelfAttentionNet
 from .attention_maps import explicit_maps
 
-__all__ = ['PathTimes', 'bench_paths']
+__all__ = ['PathTimes', 'bench_nets', 'bench_paths']
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,33 @@ class PathTimes:
     @property
     def ratio(self) -> float:
         return self.dense / self.fused
+
+
+def timer(model: nn.Module, images: torch.Tensor) -> Timer:
+    """A timer of a net's forward, on all threads that torch has been given."""
+    return Timer('model(images)', globals=dict(model=model, images=images), num_threads=torch.get_num_threads())
+
+
+def bench_nets(models: Sequence[nn.Module], images: torch.Tensor, min_run_time: float = 1.0) -> List[float]:
+    """Time the eval forwards of nets, taking turns on the same images.
+
+    Args:
+        models: The nets; they are left in eval mode.
+        images: Images that all of them take, shape (B, C, height, width).
+        min_run_time: Seconds that each net is run for, at least.
+
+    Returns:
+        Median seconds a batch, one a net.
+    """
+    timers = [timer(model.eval(), images) for model in models]
+    seconds: List[List[float]] = [[] for _ in models]
+    with torch.inference_mode():
+        for turn in timers:
+            turn.timeit(1)  # first calls allocate
+        while min(map(sum, seconds)) < min_run_time:
+            for turn, times in zip(timers, seconds):
+                times.append(turn.timeit(1).median)
+    return [statistics.median(times) for times in seconds]
 
 
 def bench_paths(
@@ -47,10 +76,9 @@ def bench_paths(
     model.eval()
     model.set_input_size(img_size)
     images = torch.randn(batch_size, model.in_chans, img_size, img_size)
-    timer = Timer(
-        'model(images)', globals=dict(model=model, images=images), num_threads=torch.get_num_threads())
+    forward = timer(model, images)
     with torch.inference_mode():
         with explicit_maps(model):
-            dense = timer.blocked_autorange(min_run_time=min_run_time).median
-        fused = timer.blocked_autorange(min_run_time=min_run_time).median
+            dense = forward.blocked_autorange(min_run_time=min_run_time).median
+        fused = forward.blocked_autorange(min_run_time=min_run_time).median
     return PathTimes(dense, fused)

@@ -1,62 +1,20 @@
 """The papers' tables as published, beside what is measured here."""
 import functools
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Dict, List, Optional
 
 import timm
+import torch
 from tabulate import tabulate
 
 from timm_selfconv.hub import card_facts, measured_accuracy
+from .bench import bench_nets
 from .counting import Counts, count
+from .published import PAPER, PUBLISHED, REPORT
 
 __all__ = [
-    'PUBLISHED', 'REPORTED', 'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows',
-    'zoo_names', 'zoo_rows',
+    'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_names', 'zoo_rows',
 ]
-
-PAPER = 'Cordonnier, Loukas, Jaggi, ICLR 2020 (arXiv:1911.03584)'
-
-
-@dataclass(frozen=True)
-class Published:
-    """A row of a table as published: CIFAR-10 test accuracy between 0 and 1, parameters and FLOPs as printed."""
-    table: str
-    label: str
-    name: str
-    accuracy: float
-    parameters: str
-    flops: str
-    source: str = PAPER
-
-
-PUBLISHED = (
-    Published('Table 1', 'ResNet18', 'resnet18_cifar', 0.938, '11.2M', '1.1B'),
-    Published('Table 1', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
-    Published('Table 1', 'SA learned emb.', 'sa_learned_cifar', 0.918, '12.3M', '6.2B'),
-    Published('Table 1', 'SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M', '15B'),
-    Published('Table 4', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
-    Published('Table 4', 'SA quadratic emb. gen.', 'sa_quadratic_gen_cifar', 0.934, '12.1M', '6.2B'),
-    Published(
-        'Table 4', 'SA quadratic emb. gen. pruned', 'sa_quadratic_gen_pruned_cifar', 0.934, '9.7M', '4.9B'),
-)
-
-# CIFAR-10 test accuracies in '[Re] On the Relationship between Self-Attention and Convolutional Layers' (Varma T,
-# Prabhu, 2021), whose released code takes them in training mode and at the best epoch on the test split
-REPORTED = {
-    'resnet18_cifar': 0.946,
-    'sa_quadratic_cifar': 0.943,
-    'sa_quadratic_gen_cifar': 0.939,
-    'sa_learned_cifar': 0.904,
-    'sa_learned_content_cifar': 0.864,
-    'sa_learned_content_hier_cifar': 0.910,
-    'san_pairwise_cifar': 0.818,
-    'san_pairwise_hier_cifar': 0.853,
-    'san_patchwise_cifar': 0.857,
-    'san_patchwise_hier_cifar': 0.912,
-    'resvit_cifar': 0.843,
-    'resvit_hier_cifar': 0.877,
-}
-
 
 def zoo_names() -> List[str]:
     """Names of all nets that this package registers, sorted as timm does."""
@@ -80,10 +38,28 @@ def measure(name: str) -> Dict[str, Any]:
     }
 
 
-def paper_tables() -> List[Dict[str, Any]]:
-    """Tables 1 and 4 of the paper: one row a published row, with what was published and what is measured here."""
+def time_ratio(plain: str, name: str) -> float:
+    """How many times longer a batch of 4 takes through the first of two nets of the zoo, measured here in one run."""
+    input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
+    seconds = bench_nets([timm.create_model(plain), timm.create_model(name)], torch.randn(4, *input_size))
+    return seconds[0] / seconds[1]
+
+
+def paper_tables(time: bool = False) -> List[Dict[str, Any]]:
+    """The paper's Tables 1 and 4 and the report's Tables 1 to 3.
+
+    Args:
+        time: Measure the time of plain attention to hierarchical too, which takes about a minute.
+
+    Returns:
+        One row a published row, with what was published and what is measured here.
+    """
     measured = {name: measure(name) for name in dict.fromkeys(row.name for row in PUBLISHED)}
-    return [{**asdict(row), 'measured': measured[row.name]} for row in PUBLISHED]
+    return [{
+        **asdict(row),
+        'measured': measured[row.name],
+        'time_ratio': time_ratio(row.plain, row.name) if time and row.plain else None,
+    } for row in PUBLISHED]
 
 
 def zoo_rows() -> List[Dict[str, Any]]:
@@ -93,11 +69,14 @@ def zoo_rows() -> List[Dict[str, Any]]:
 
 def results_rows() -> List[Dict[str, Any]]:
     """One row a net with an accuracy, published or ours: those, and how the weights that gave ours came about."""
-    published = {row.name: row.accuracy for row in PUBLISHED}
+    published: Dict[Any, float] = {}
+    for row in PUBLISHED:
+        if not row.differs:
+            published.setdefault((row.source, row.name), row.accuracy)  # Table 1 before what later ones repeat
     rows = [{
         'name': name,
-        'paper': published.get(name),
-        'report': REPORTED.get(name),
+        'paper': published.get((PAPER, name)),
+        'report': published.get((REPORT, name)),
         'here': measured_accuracy(name),
         **{key: card_facts(name).get(key) for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')},
     } for name in zoo_names()]
@@ -114,29 +93,36 @@ def accuracy_text(accuracy: Optional[float]) -> str:
 
 def format_tables(rows: List[Dict[str, Any]]) -> str:
     """:func:`paper_tables` for people."""
-    texts = []
-    for table in dict.fromkeys(row['table'] for row in rows):
+    texts, notes = [], list(dict.fromkeys(row['note'] for row in rows if row['note']))
+    for source, table in dict.fromkeys((row['source'], row['table']) for row in rows):
+        mine = [row for row in rows if (row['source'], row['table']) == (source, table)]
+        timed = any(row['time_ratio'] for row in mine)
         lines = [(
-            row['label'], row['name'],
+            row['label'] + (f" [{notes.index(row['note']) + 1}]" if row['note'] else ''), row['name'],
             f"{row['accuracy']:.3f}", accuracy_text(row['measured']['accuracy']),
             row['parameters'], f"{row['measured']['parameters']:,}",
             row['flops'], billions(row['measured']['linear_conv_flops']),
             billions(row['measured']['fvcore_macs']),
             billions(row['measured']['dense_flops']), billions(row['measured']['flops']),
-        ) for row in rows if row['table'] == table]
-        texts.append(f'{table}, {rows[0]["source"]}\n' + tabulate(
+            *([f"{row['time_ratio']:.2f}" if row['time_ratio'] else '-'] if timed else []),
+        ) for row in mine]
+        headers = (
+            'model', 'name here', 'accuracy\npublished', 'accuracy\nhere', 'params\npublished', 'params\nhere',
+            'FLOPs\npublished', "FLOPs, the\npaper's way", "fvcore's\nmult-adds", 'FLOPs with\nattn maps',
+            'FLOPs with\nattn as run', *(['time\nSA / HA'] if timed else []))
+        texts.append(f'{table}, {source}\n' + tabulate(
             lines,
-            headers=('model', 'name here', 'accuracy\npublished', 'accuracy\nhere', 'params\npublished',
-                     'params\nhere', 'FLOPs\npublished', 'FLOPs, the\npaper\'s way', 'fvcore\'s\nmult-adds',
-                     'FLOPs with\nattn maps', 'FLOPs with\nattn as run'),
+            headers=headers,
             disable_numparse=True,
-            colalign=('left', 'left', *['right'] * 9),
+            colalign=('left', 'left', *['right'] * (len(headers) - 2)),
         ))
+    texts.append('\n'.join(f'[{i}] {note}' for i, note in enumerate(notes, 1)))
     texts.append(
         "The paper's way: 2 x multiply-adds of Linear and Conv2d. fvcore's: multiply-adds as fvcore counts them on\n"
         'the path that runs, with norms and pooling, given a handle for fused attention. With attention: 2 x all\n'
         'multiply-adds, through explicit maps and as the net runs. For one 3 x 32 x 32 image. Accuracy here: the\n'
-        'shipped weights on all 10,000 test images; - where none ship yet.')
+        'shipped weights on all 10,000 test images; - where none ship yet. Accuracies of the report: as its released\n'
+        'code takes them, in training mode (dropout on) and at the best epoch on the test split.')
     return '\n\n'.join(texts)
 
 

@@ -1,0 +1,82 @@
+"""What the papers' tables say."""
+from dataclasses import dataclass
+from typing import Optional
+
+__all__ = ['PAPER', 'PUBLISHED', 'REPORT', 'Published']
+
+PAPER = 'Cordonnier, Loukas, Jaggi, ICLR 2020 (arXiv:1911.03584)'
+REPORT = '[Re] On the Relationship between Self-Attention and Convolutional Layers, Varma T, Prabhu, 2021'
+
+NARROWER = "The report's 16 heads have D = 256 and, where learned, an extra value projection each; ours have D = 400."
+WITHOUT_SECOND_LINEAR = (
+    "29.5M is the paper's net, which is the one here. The report's has no second Linear(D -> D) and with "
+    'attn_proj=False 28.5M parameters.')
+PAIRWISE_COUNT = "The published 3.74M is the pairwise net's count; patchwise weights take more."
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of a table as published.
+
+    Attributes:
+        source: Where the table stands.
+        table: Its number there.
+        label: What it calls the net.
+        name: The net here.
+        accuracy: CIFAR-10 test accuracy, between 0 and 1.
+        parameters: Number of parameters as printed; '-' where this package's authors have no figure.
+        flops: FLOPs as printed, likewise.
+        note: What to know before comparing.
+        differs: Whether the published net is another one than the net here, so that accuracies don't compare.
+        plain: For a hierarchical net (HA), the net of plain attention (SA) that it stands against.
+    """
+    source: str
+    table: str
+    label: str
+    name: str
+    accuracy: float
+    parameters: str = '-'
+    flops: str = '-'
+    note: str = ''
+    differs: bool = False
+    plain: Optional[str] = None
+
+
+PUBLISHED = (
+    Published(PAPER, 'Table 1', 'ResNet18', 'resnet18_cifar', 0.938, '11.2M', '1.1B'),
+    Published(PAPER, 'Table 1', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
+    Published(PAPER, 'Table 1', 'SA learned emb.', 'sa_learned_cifar', 0.918, '12.3M', '6.2B'),
+    Published(PAPER, 'Table 1', 'SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M', '15B'),
+    Published(PAPER, 'Table 4', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
+    Published(PAPER, 'Table 4', 'SA quadratic emb. gen.', 'sa_quadratic_gen_cifar', 0.934, '12.1M', '6.2B'),
+    Published(
+        PAPER, 'Table 4', 'SA quadratic emb. gen. pruned', 'sa_quadratic_gen_pruned_cifar', 0.934, '9.7M', '4.9B'),
+
+    Published(REPORT, 'Table 1', 'ResNet18', 'resnet18_cifar', 0.946),
+    Published(REPORT, 'Table 1', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.943),
+    Published(REPORT, 'Table 1', 'SA quadratic emb. gen.', 'sa_quadratic_gen_cifar', 0.939),
+    Published(REPORT, 'Table 1', 'SA learned emb.', 'sa_learned_cifar', 0.904),
+    Published(REPORT, 'Table 1', 'SA learned emb. + content', 'sa_learned_content_cifar', 0.864),
+    Published(
+        REPORT, 'Table 2', 'SA quadratic emb., 16 heads', 'sa_quadratic_h16_cifar', 0.931, note=NARROWER, differs=True),
+    Published(
+        REPORT, 'Table 2', 'SA learned emb., 16 heads', 'sa_learned_h16_cifar', 0.912, note=NARROWER, differs=True),
+    Published(
+        REPORT, 'Table 2', 'SA learned emb. + content, 16 heads', 'sa_learned_content_h16_cifar', 0.856,
+        note=NARROWER, differs=True),
+    Published(
+        REPORT, 'Table 3', 'SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M',
+        note=WITHOUT_SECOND_LINEAR),
+    Published(
+        REPORT, 'Table 3', 'HA learned emb. + content', 'sa_learned_content_hier_cifar', 0.910, '4.75M',
+        plain='sa_learned_content_cifar'),
+    Published(REPORT, 'Table 3', 'SAN pairwise, SA', 'san_pairwise_cifar', 0.818, '3.74M'),
+    Published(
+        REPORT, 'Table 3', 'SAN pairwise, HA', 'san_pairwise_hier_cifar', 0.853, '0.35M', plain='san_pairwise_cifar'),
+    Published(REPORT, 'Table 3', 'SAN patchwise, SA', 'san_patchwise_cifar', 0.857, '3.74M', note=PAIRWISE_COUNT),
+    Published(
+        REPORT, 'Table 3', 'SAN patchwise, HA', 'san_patchwise_hier_cifar', 0.912, '0.36M',
+        plain='san_patchwise_cifar'),
+    Published(REPORT, 'Table 3', 'ViT, SA', 'resvit_cifar', 0.843, '37.4M'),
+    Published(REPORT, 'Table 3', 'ViT, HA', 'resvit_hier_cifar', 0.877, '6.53M', plain='resvit_cifar'),
+)
