@@ -3,6 +3,8 @@ import timm
 import torch
 
 import timm_selfconv
+from timm_selfconv.analysis.attention_maps import among_patches, footprint_weights, looks_at_content
+from timm_selfconv.layers import SanAttention2d
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=(2, 3))
 
@@ -37,3 +39,142 @@ def test_query_pixel_comes_first():
 def test_nets_without_attention_are_refused():
     with pytest.raises(ValueError, match='model=ResNetCifar'):
         timm_selfconv.attention_maps(timm.create_model('resnet18_cifar'), torch.randn(1, 3, 32, 32))
+
+
+def explicit_softmax(query, key, prefix, grid):
+    """Float64 maps of patch tokens by loops: queries and keys of shape (B, heads, N, dim), softmax over patches."""
+    batch, heads, _, dim = query.shape
+    maps = torch.zeros(batch, heads, *grid, *grid, dtype=torch.float64)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(grid[0]):
+                for j in range(grid[1]):
+                    q = query[b, h, prefix + i * grid[1] + j].double()
+                    scores = (key[b, h, prefix:].double() @ q / dim ** 0.5).view(grid)
+                    maps[b, h, i, j] = scores.exp() / scores.exp().sum()
+    return maps
+
+
+VIT = dict(img_size=(32, 48), patch_size=16, embed_dim=24, depth=2, num_heads=3)
+
+
+@pytest.mark.parametrize('fused', [True, False])
+@pytest.mark.parametrize('kwargs', [
+    dict(), dict(qk_norm=True), dict(reg_tokens=2), dict(class_token=False, global_pool='avg')])
+def test_timm_vision_transformers(kwargs, fused):
+    torch.manual_seed(0)
+    model = timm.models.VisionTransformer(**VIT, **kwargs).train()
+    for block in model.blocks:
+        block.attn.fused_attn = fused
+        torch.nn.init.normal_(block.attn.qkv.weight, std=0.5)  # so that maps are not flat
+    images = torch.randn(2, 3, 32, 48)
+    inputs = []
+    hooks = [b.attn.register_forward_pre_hook(lambda m, args: inputs.append((m, args[0]))) for b in model.blocks]
+    maps = timm_selfconv.attention_maps(model, images)
+    for hook in hooks:
+        hook.remove()
+    assert model.training and all(block.attn.fused_attn == fused for block in model.blocks)
+    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert [m.shape for m in maps] == [(2, 3, 2, 3, 2, 3)] * 2
+    for m, (attn, x) in zip(maps, inputs):
+        query, key, _ = attn.qkv(x).detach().unflatten(2, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        expected = explicit_softmax(attn.q_norm(query), attn.k_norm(key), model.num_prefix_tokens, (2, 3))
+        torch.testing.assert_close(m.double(), expected, atol=1e-6, rtol=1e-4)
+        assert m.std() > 0.01
+
+
+@pytest.mark.parametrize('name', ['resvit_cifar', 'resvit_hier_cifar'])
+def test_resvit(name):
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=(8, 12), embed_dim=16, mlp_dim=8, depth=2, num_heads=2).eval()
+    torch.nn.init.normal_(model.blocks[0].attn.query.weight)
+    inputs = []
+    for block in model.blocks:
+        block.attn.register_forward_pre_hook(lambda m, args: inputs.append((m, *args)))
+    maps = timm_selfconv.attention_maps(model, torch.randn(2, 3, 8, 12))
+    assert len(maps) == len(inputs) == 2
+    for m, (attn, x, key) in zip(maps, inputs):
+        query, own = (linear(x).detach().unflatten(2, (2, 16)).transpose(1, 2) for linear in (attn.query, attn.key))
+        expected = explicit_softmax(query, own if key is None else key.detach(), 1, (4, 6))
+        torch.testing.assert_close(m.double(), expected, atol=1e-6, rtol=1e-4)
+    assert maps[0].std() > 0.01
+
+
+@pytest.mark.parametrize('name', ['vit_relpos_small_patch16_224', 'eva02_tiny_patch14_224'])
+def test_what_transformers_do_with_their_own_scores(name):
+    """Rotary and relative positions: the maps among patches are those that timm's own extraction shows."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=56, depth=1).eval()
+    images = torch.randn(1, 3, 56, 56)
+    maps, = timm_selfconv.attention_maps(model, images)
+    model.blocks[0].attn.fused_attn = False
+    probs, = timm.utils.AttentionExtract(model, method='hook')(images).values()
+    patches = slice(model.num_prefix_tokens, None)
+    expected = probs[..., patches, patches]
+    expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(maps.flatten(4).flatten(2, 3), expected)
+
+
+def test_attention_to_prefix_tokens_is_left_out():
+    probs = torch.tensor([[[[0.5, 0.25, 0.25], [0.6, 0.1, 0.3], [1., 0., 0.]]]])
+    maps = among_patches(probs, 1, (1, 2))
+    torch.testing.assert_close(maps[0, 0, 0, 0, 0], torch.tensor([0.25, 0.75]))
+    assert maps[0, 0, 0, 1].tolist() == [[0., 0.]]  # nothing is left, and nothing is no number
+    with pytest.raises(ValueError, match='needs one of all tokens for each, 1 and then 2 x 2 patches'):
+        among_patches(probs, 1, (2, 2))
+
+
+@pytest.mark.parametrize('name,message', [
+    ('swin_tiny_patch4_window7_224', 'WindowAttention cannot be read'),
+    ('vit_dpwee_patch16_reg1_gap_256', 'DiffParallelScalingBlock cannot be read'),
+    ('san_pairwise_hier_cifar', 'model=SAN: has no attention maps')])
+def test_what_cannot_be_read_is_refused(name, message):
+    with torch.device('meta'):
+        model = timm.create_model(name)
+    with pytest.raises(ValueError, match=message):
+        timm_selfconv.attention_maps(model, torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize('name,answer', [
+    ('sa_quadratic_cifar', False), ('sa_learned_cifar', False), ('sa_learned_content_cifar', True),
+    ('resvit_cifar', True)])
+def test_looks_at_content(name, answer):
+    model = timm.create_model(name, embed_dim=8, mlp_dim=8)
+    assert looks_at_content(model) == answer
+    maps = timm_selfconv.attention_maps(model, torch.randn(2, 3, 32, 32))
+    assert (maps[0][0] - maps[0][1]).abs().max().item() > 0 if answer else torch.equal(maps[0][0], maps[0][1])
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+@pytest.mark.parametrize('hierarchical', [False, True])
+def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
+    """Each output pixel is the sum over its 3 x 3 footprint, border reflected, in float64 loops."""
+    torch.manual_seed(0)
+    kwargs = dict(channels=(32, 32), depths=(1, 1), kind=kind, hierarchical=hierarchical)
+    model = timm.create_model('san_pairwise_cifar', **kwargs).eval().double()
+    seen = []
+    layers = [m for m in model.modules() if isinstance(m, SanAttention2d)]
+    hooks = [m.register_forward_hook(lambda m, args, out: seen.append((m, args[0], out[0]))) for m in layers]
+    weights = footprint_weights(model, torch.randn(1, 3, 8, 12).double())
+    for hook in hooks:
+        hook.remove()
+    assert len(weights) == len(seen) == 2
+    for w, (layer, x, out) in zip(weights, seen):
+        height, width = x.shape[2:]
+        assert w.shape == (1, layer.num_maps, height, width, 3, 3)
+        assert torch.allclose(w.sum((-2, -1)), torch.ones(()).double()) == (kind == 'pairwise')
+        value = layer.qvk(x)[0, layer.query_dim:layer.query_dim + layer.value_dim]
+        for i, j in [(0, 0), (height - 1, 1), (height // 2, width - 1)]:
+            total = torch.zeros(layer.value_dim).double()
+            for di in (-1, 0, 1):
+                for dj in (-1, 0, 1):
+                    row = abs(i + di) if i + di < height else 2 * (height - 1) - (i + di)
+                    col = abs(j + dj) if j + dj < width else 2 * (width - 1) - (j + dj)
+                    for c in range(layer.value_dim):
+                        total[c] += w[0, c % layer.num_maps, i, j, di + 1, dj + 1] * value[c, row, col]
+            torch.testing.assert_close(out[0, :, i, j].detach(), total.detach())
+
+
+def test_nets_without_footprints_are_refused():
+    with pytest.raises(ValueError, match='model=ResNetCifar: has no SanAttention2d'):
+        footprint_weights(timm.create_model('resnet18_cifar'), torch.randn(1, 3, 32, 32))

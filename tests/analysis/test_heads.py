@@ -76,6 +76,13 @@ def test_what_looks_at_content_needs_pictures(kwargs):
     assert len(report_heads(net, IMAGES)) == 2
 
 
+def test_transformers_look_at_content_too():
+    net = timm.create_model('resvit_hier_cifar', embed_dim=8, mlp_dim=8, num_heads=2, depth=2)
+    with pytest.raises(ValueError, match='images: this net looks at content'):
+        report_heads(net)
+    assert [len(layer.heads) for layer in report_heads(net, IMAGES)] == [2, 2]
+
+
 def test_numbers_are_means_over_pictures():
     torch.manual_seed(0)
     net = timm.create_model('sa_learned_content_cifar', **SMALL)

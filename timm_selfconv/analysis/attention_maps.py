@@ -4,16 +4,40 @@ from typing import Any, Iterator, List, Tuple
 
 import torch
 import torch.nn as nn
+from timm.layers import Attention, AttentionRope
+from timm.models.eva import EvaAttention
+from timm.models.vision_transformer_relpos import RelPosAttention
 
-from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers import SanAttention2d, SelfAttention2d
+from timm_selfconv.models import ResVit, resvit
 
-__all__ = ['attention_maps', 'explicit_maps']
+__all__ = ['attention_maps', 'explicit_maps', 'footprint_weights', 'looks_at_content']
+
+# attention of tokens: `attn_drop` is given the probabilities, shape (B, heads, N, N), unless `fused_attn` is on
+TOKEN_ATTENTION = (resvit.Attention, Attention, AttentionRope, EvaAttention, RelPosAttention)
+
+
+def attention_layers(model: nn.Module) -> List[Any]:
+    """The attention layers of a net that can be read, each once.
+
+    Raises:
+        ValueError: If there are none, or others besides, as a list with gaps would mislead.
+    """
+    layers = [m for m in model.modules() if isinstance(m, (SelfAttention2d, *TOKEN_ATTENTION))]
+    unread = sorted({type(m).__name__ for m in model.modules() if hasattr(m, 'attn_drop') and m not in layers})
+    if unread:
+        raise ValueError(f'model={type(model).__name__}: the attention maps of its {", ".join(unread)} cannot be read')
+    if not layers:
+        raise ValueError(
+            f"model={type(model).__name__}: has no attention maps to look into; needs SelfAttention2d layers or "
+            "timm's vision transformer")
+    return layers
 
 
 @contextlib.contextmanager
 def explicit_maps(model: nn.Module) -> Iterator[None]:
     """Run a net's attention through explicit maps meanwhile, as timm does where fused attention is off."""
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
+    layers: List[Any] = [m for m in model.modules() if isinstance(m, (SelfAttention2d, *TOKEN_ATTENTION))]
     before = [layer.fused_attn for layer in layers]
     try:
         for layer in layers:
@@ -24,33 +48,18 @@ def explicit_maps(model: nn.Module) -> Iterator[None]:
             layer.fused_attn = fused_attn
 
 
-def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
-    """Attention probabilities of every layer, in eval mode.
-
-    The maps are computed beside the forward pass from what enters each layer, so they are the same whether the net runs
-    through row and column factors, a fused kernel or the explicit map. A net's own mode is restored.
-
-    Args:
-        model: Net with :class:`SelfAttention2d` layers.
-        images: Images as the net takes them, shape (B, C, height, width).
-
-    Returns:
-        One tensor a layer, in the order they run, shape (B, heads, H, W, H, W), query pixel first; each query's map
-        sums to 1. Maps that don't depend on the image are expanded over the batch, not copied.
+def looks_at_content(model: nn.Module) -> bool:
+    """Whether a net's attention depends on the image, not on positions alone.
 
     Raises:
-        ValueError: If the model has no such layers.
+        ValueError: If it has no attention that :func:`attention_maps` can read.
     """
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
-    if not layers:
-        raise ValueError(f'model={type(model).__name__}: has no SelfAttention2d layers to look into')
+    return any(
+        m.has_query or m.has_key if isinstance(m, SelfAttention2d) else True for m in attention_layers(model))
 
-    maps: List[torch.Tensor] = []
 
-    def look(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
-        maps.append(layer.attention_probs(*args))
-
-    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+def run_with_hooks(model: nn.Module, images: torch.Tensor, hooks: List[Any]) -> None:
+    """Forward images in eval mode, for the sake of hooks, which are removed; the net's own mode is restored."""
     was_training = model.training
     model.eval()
     try:
@@ -60,4 +69,111 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
         model.train(was_training)
         for hook in hooks:
             hook.remove()
+
+
+def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, Tuple[int, int]]:
+    """How many prefix tokens a transformer has, and into how many rows and columns of patches it cuts images.
+
+    Raises:
+        ValueError: If it does not say so.
+    """
+    if isinstance(model, ResVit):
+        return 1, model.grid_size
+    try:
+        return model.num_prefix_tokens, model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
+    except AttributeError as e:
+        raise ValueError(f'model={type(model).__name__}: does not say how its tokens lie on a grid ({e})') from e
+
+
+def among_patches(probs: torch.Tensor, prefix: int, grid: Tuple[int, int]) -> torch.Tensor:
+    """What patches give to patches, of the probabilities of all tokens.
+
+    Args:
+        probs: Probabilities, shape (B, heads, N, N), query before key.
+        prefix: Number of tokens before the patches.
+        grid: Rows H and columns W of the patches.
+
+    Returns:
+        Probabilities scaled to sum to 1 over the patches, at least float32, shape (B, heads, H, W, H, W).
+
+    Raises:
+        ValueError: If N is not prefix + H W.
+    """
+    if probs.shape[-2:] != (prefix + grid[0] * grid[1],) * 2:
+        raise ValueError(
+            f'attention maps of shape {list(probs.shape)}: needs one of all tokens for each, {prefix} and then '
+            f'{grid[0]} x {grid[1]} patches')
+    probs = probs[..., prefix:, prefix:].to(torch.promote_types(probs.dtype, torch.float32))
+    probs = probs / probs.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+    return probs.unflatten(-1, grid).unflatten(-3, grid)
+
+
+def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
+    """Attention probabilities of every layer, in eval mode.
+
+    They are the same whether the net runs through row and column factors, a fused kernel or the explicit map: those of
+    :class:`SelfAttention2d` are computed beside the forward pass from what enters each layer, and transformers run
+    through explicit maps meanwhile. A net's own mode is restored.
+
+    Of transformers these are the maps of patches alone. Prefix tokens (class token, registers) are left out, as queries
+    and as keys, and what is left is scaled to sum to 1: the softmax over patches alone, without what a query gives to
+    the prefix tokens.
+
+    Args:
+        model: Net with :class:`SelfAttention2d` layers, or a vision transformer: the zoo's ``resvit_*``, or timm's with
+            its attention for tokens (normalised queries and keys, rotary and relative positions included).
+        images: Images as the net takes them, shape (B, C, height, width).
+
+    Returns:
+        One tensor a layer, in the order they run, shape (B, heads, H, W, H, W), query pixel first; each query's map
+        sums to 1. Maps that don't depend on the image are expanded over the batch, not copied.
+
+    Raises:
+        ValueError: If the model has no such layers, or others besides.
+    """
+    maps: List[torch.Tensor] = []
+
+    def look(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
+        maps.append(layer.attention_probs(*args))
+
+    def look_at_tokens(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
+        maps.append(among_patches(args[0], *patch_grid(model, images)))
+
+    layers = attention_layers(model)
+    if all(isinstance(layer, SelfAttention2d) for layer in layers):
+        run_with_hooks(model, images, [layer.register_forward_pre_hook(look) for layer in layers])
+        return maps
+    patch_grid(model, images)  # before the work
+    with explicit_maps(model):
+        run_with_hooks(
+            model, images, [layer.attn_drop.register_forward_pre_hook(look_at_tokens) for layer in layers])
     return maps
+
+
+def footprint_weights(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
+    """Weights of every vector attention, in eval mode: what stands for attention maps in a SAN.
+
+    Args:
+        model: Net with :class:`SanAttention2d` layers.
+        images: Images as the net takes them, shape (B, C, height, width).
+
+    Returns:
+        One tensor a bottleneck, in the order they run, shape (B, maps, H, W, K, K): query pixel, then its footprint.
+        Pairwise weights sum to 1 over the footprint; patchwise ones have any sign and sum.
+
+    Raises:
+        ValueError: If the model has no such layers.
+    """
+    layers = [m for m in model.modules() if isinstance(m, SanAttention2d)]
+    if not layers:
+        raise ValueError(f'model={type(model).__name__}: has no SanAttention2d layers to look into')
+    weights: List[torch.Tensor] = []
+
+    def look(layer: Any, args: Tuple[Any, ...]) -> None:
+        x, key, i = args
+        query, _, own_key = layer.qvk(x).split([layer.query_dim, layer.value_dim, layer.query_dim], dim=1)
+        footprint = layer.weights(query, own_key if key is None else key, i)
+        weights.append(footprint.permute(0, 2, 3, 4, 1).unflatten(-1, (layer.kernel_size, layer.kernel_size)))
+
+    run_with_hooks(model, images, [layer.register_forward_pre_hook(look) for layer in layers])
+    return weights

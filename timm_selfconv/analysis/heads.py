@@ -9,8 +9,7 @@ from tabulate import tabulate
 from timm.models._input import get_model_input_config
 
 from timm_selfconv import theory
-from timm_selfconv.layers import SelfAttention2d
-from .attention_maps import attention_maps
+from .attention_maps import attention_maps, looks_at_content
 from .evaluation import preprocess
 
 __all__ = ['HeadReport', 'LayerReport', 'format_heads', 'report_heads']
@@ -98,7 +97,7 @@ def report_heads(
     """Report on all heads of a net.
 
     Args:
-        model: Net with :class:`SelfAttention2d` layers and a timm configuration.
+        model: Net with a timm configuration, whose attention :func:`attention_maps` can read.
         images: Pictures to look at, preprocessed as the configuration says; a net that attends by position alone needs
             none.
         kernel_size: Side of the convolutions to compare with.
@@ -107,12 +106,12 @@ def report_heads(
         One report a layer, in the order they run.
 
     Raises:
-        ValueError: If the model has no such layers, there are no pictures for a net that looks at content, or the
+        ValueError: If its attention can't be read, there are no pictures for a net that looks at content, or the
             kernel does not fit in the grid.
     """
     if images:
         batch = preprocess(model, images)
-    elif any(m.has_query or m.has_key for m in model.modules() if isinstance(m, SelfAttention2d)):
+    elif looks_at_content(model):
         raise ValueError('images: this net looks at content, so what its heads do depends on the pictures; name some')
     else:
         batch = torch.zeros(1, *get_model_input_config(model)['input_size'])

@@ -1,0 +1,442 @@
+import csv
+import importlib
+import math
+import re
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given, settings, strategies as st
+from matplotlib._pylab_helpers import Gcf
+from matplotlib.patches import Ellipse, Rectangle
+
+from timm_selfconv.analysis import attention_maps as maps_module
+from timm_selfconv.analysis import figures
+from timm_selfconv.analysis.figures import style
+from timm_selfconv.analysis.heads import report_heads
+
+SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
+
+
+def random_maps(*shape):
+    return torch.rand(*shape).flatten(-2).softmax(-1).view(shape)
+
+
+def panels(figure):
+    """Images that a figure shows, in the order they were drawn, but for colour bars."""
+    return [np.asarray(ax.images[0].get_array()) for ax in figure.axes if ax.images]
+
+
+def texts(figure):
+    return [t.get_text() for t in figure.texts]
+
+
+# centres
+
+
+def test_radius_holds_its_share_of_a_gaussian():
+    assert figures.mass_radius(0.5) == pytest.approx(1.1774100)  # sqrt(2 ln 2)
+    assert figures.mass_radius(0.9) == pytest.approx(2.1459660)  # sqrt(2 ln 10)
+    torch.manual_seed(0)
+    distance = torch.randn(200_000, 2).norm(dim=1)
+    for mass in (0.1, 0.5, 0.9):
+        assert (distance < figures.mass_radius(mass)).double().mean().item() == pytest.approx(mass, abs=0.005)
+    for mass in (0., 1., -1):
+        with pytest.raises(ValueError, match=f'mass={mass!r}: needs a number between 0 and 1'):
+            figures.mass_radius(mass)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0.1, 9.), st.floats(0.1, 9.), st.floats(-3.1, 3.1))
+def test_ellipse_of_a_turned_gaussian(first, second, angle):
+    """Half-axes are the radius over the roots of the precision's eigenvalues; the density is the same all along."""
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]).double()
+    precision = turn @ torch.diag(torch.tensor([first, second]).double()) @ turn.T
+    long, short, tilt = figures.mass_ellipse(precision.inverse(), 0.9)
+    radius = math.sqrt(2 * math.log(10))
+    assert long == pytest.approx(radius / math.sqrt(min(first, second)), rel=1e-6)
+    assert short == pytest.approx(radius / math.sqrt(max(first, second)), rel=1e-6)
+    for t in (0., 1., 2.5, 4.):
+        along, across = long * math.cos(t), short * math.sin(t)
+        col = along * math.cos(tilt) - across * math.sin(tilt)
+        row = along * math.sin(tilt) + across * math.cos(tilt)
+        point = torch.tensor([row, col]).double()
+        assert float(point @ precision @ point) == pytest.approx(radius ** 2, rel=1e-6)
+
+
+def quadratic_net(encoding='quadratic'):
+    torch.manual_seed(0)
+    net = timm.create_model('sa_quadratic_cifar', num_heads=2, encoding=encoding, **SMALL)
+    with torch.no_grad():
+        for block in net.blocks:
+            block.attn.encoding.centers.copy_(torch.tensor([[1., -2.], [3., 0.5]]))
+            if encoding == 'quadratic':
+                block.attn.encoding.spreads.copy_(torch.tensor([0.5, -2.]))  # its sign says nothing
+            else:
+                block.attn.encoding.spreads.copy_(torch.tensor([[[2., 1.], [0., 1.]], [[1., 0.], [0., 0.]]]))
+    return net
+
+
+def test_drawn_circles_are_the_encodings_gaussians():
+    blobs = figures.encoding_blobs(quadratic_net())
+    torch.testing.assert_close(blobs[1].covariances, torch.stack([4 * torch.eye(2), 0.25 * torch.eye(2)]).double())
+    figure = figures.figure_centers(blobs)
+    assert len(figure.axes) == 2
+    for ax in figure.axes:
+        ellipses = [p for p in ax.patches if isinstance(p, Ellipse)]
+        half, most = figures.mass_radius(0.5), figures.mass_radius(0.9)
+        assert [e.center for e in ellipses] == [(-2., 1.)] * 2 + [(0.5, 3.)] * 2  # column first, as axes have it
+        for ellipse, radius in zip(ellipses, (2 * half, 2 * most, half / 2, most / 2)):
+            assert ellipse.width == pytest.approx(2 * radius) and ellipse.height == pytest.approx(2 * radius)
+        query, *dots = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in ax.lines]
+        assert query == (0., 0.) and dots == [(-2., 1.), (0.5, 3.)]
+        assert ax.get_ylim()[0] > ax.get_ylim()[1]  # rows run downwards
+        assert ax.get_xlim()[0] < -2 and ax.get_ylim()[0] > 3
+
+
+def test_drawn_ellipses_are_the_full_precisions():
+    blobs, _ = figures.encoding_blobs(quadratic_net('quadratic_gen'))
+    root = torch.tensor([[2., 1.], [0., 1.]]).double()
+    torch.testing.assert_close(blobs.covariances[0].inverse(), root @ root.T)
+    flat = blobs.covariances[1]
+    assert flat[0, 0].item() == pytest.approx(1.) and flat[1, 1].item() == pytest.approx(1e8)
+    ellipse = figures.figure_centers([blobs]).axes[0].patches[0]
+    eigenvalues, vectors = np.linalg.eigh((root @ root.T).numpy())
+    assert ellipse.width == pytest.approx(2 * figures.mass_radius(0.5) / math.sqrt(eigenvalues[0]))
+    assert ellipse.height == pytest.approx(2 * figures.mass_radius(0.5) / math.sqrt(eigenvalues[1]))
+    direction = math.radians(ellipse.angle)
+    along = np.array([math.sin(direction), math.cos(direction)])  # row, column
+    assert abs(along @ vectors[:, 0]) == pytest.approx(1.)
+
+
+def test_blobs_of_maps_are_mean_and_covariance():
+    torch.manual_seed(0)
+    maps = random_maps(2, 3, 4, 3, 4).double()
+    blobs, = figures.map_blobs([maps], (2, 1))
+    for head in range(2):
+        offsets, weights = [], []
+        for k in range(3):
+            for m in range(4):
+                offsets.append([k - 2, m - 1])
+                weights.append(float(maps[head, 2, 1, k, m]))
+        np.testing.assert_allclose(blobs.centers[head], np.average(offsets, axis=0, weights=weights))
+        covariance = np.cov(np.array(offsets).T, aweights=weights, ddof=0)
+        np.testing.assert_allclose(blobs.covariances[head], covariance, atol=1e-12)
+
+
+def test_sharp_quadratic_maps_are_their_encodings_gaussians():
+    """Both ways to a Gaussian agree where the grid is fine and wide enough."""
+    net = quadratic_net()
+    with torch.no_grad():
+        net.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., -2.], [2., 0.5]]))
+        net.blocks[0].attn.encoding.spreads.copy_(torch.tensor([1., 0.8]))
+    layer = maps_module.attention_maps(net, torch.zeros(1, 3, 64, 64))[0][0]
+    fitted, own = figures.map_blobs([layer])[0], figures.encoding_blobs(net)[0]
+    torch.testing.assert_close(fitted.centers, own.centers, atol=1e-4, rtol=0)
+    torch.testing.assert_close(fitted.covariances, own.covariances, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(encoding='learned'), dict(encoding='quadratic', terms=('content', 'position')),
+    dict(encoding='absolute', terms=('content',))])
+def test_other_nets_have_no_gaussians_of_their_own(kwargs):
+    assert figures.encoding_blobs(timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs)) is None
+
+
+def save_checkpoint(net, folder, epoch, name=None):
+    state = dict(epoch=epoch, arch='sa_quadratic_cifar', state_dict=net.state_dict())
+    torch.save(state, folder / f'checkpoint-{epoch if name is None else name}.pth.tar')
+
+
+def test_training_is_drawn_in_order_of_epochs(tmp_path):
+    net = quadratic_net()
+    for epoch in (9, 10, 2, 0):  # by name 10 comes before 2
+        with torch.no_grad():
+            net.blocks[0].attn.encoding.centers.fill_(epoch)
+        save_checkpoint(net, tmp_path, epoch)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    history = figures.training_blobs(net, tmp_path)
+    assert {k: v[0].centers[0, 0].item() for k, v in history.items()} == {1: 0, 3: 2, 10: 9, 11: 10}
+    assert list(history) == [1, 3, 10, 11]
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+    assert list(figures.training_blobs(net, tmp_path, columns=2)) == [1, 11]
+    assert list(figures.training_blobs(net, tmp_path, columns=1)) == [11]
+    figure = figures.figure_training(history)
+    assert len(figure.axes) == 2 * 4  # layers, epochs
+    assert [ax.get_title() for ax in figure.axes[:4]] == [
+        'after 1 epoch', 'after 3 epochs', 'after 10 epochs', 'after 11 epochs']
+    assert [ax.lines[1].get_xdata()[0] for ax in figure.axes[:4]] == [0, 2, 9, 10]
+
+
+def test_training_of_something_else_is_refused(tmp_path):
+    net = quadratic_net()
+    with pytest.raises(ValueError, match=r'run=.*needs a folder with checkpoint-\*'):
+        figures.training_blobs(net, tmp_path)
+    save_checkpoint(timm.create_model('resnet_tiny_cifar'), tmp_path, 0)
+    with pytest.raises(ValueError, match=r'run=.*is of another net than SelfAttentionNet'):
+        figures.training_blobs(net, tmp_path)
+    with pytest.raises(ValueError, match='model=SelfAttentionNet: its centres are no parameters'):
+        figures.training_blobs(timm.create_model('sa_learned_cifar', **SMALL), tmp_path)
+
+
+# maps
+
+
+def test_average_attention_is_what_a_key_receives_from_all_queries():
+    torch.manual_seed(0)
+    maps = random_maps(2, 3, 4, 3, 4)
+    average = figures.average_attention(maps)
+    for head in range(2):
+        for k in range(3):
+            for m in range(4):
+                received = [float(maps[head, i, j, k, m]) for i in range(3) for j in range(4)]
+                assert average[head, k, m].item() == pytest.approx(sum(received) / 12, rel=1e-5)
+    torch.testing.assert_close(average.sum((-2, -1)), torch.ones(2))
+    for image, expected in zip(panels(figures.figure_average([maps])), average):
+        np.testing.assert_array_equal(image, expected)
+
+
+def test_windows_end_at_the_grid():
+    maps = random_maps(1, 3, 4, 3, 4)
+    window = figures.query_attention(maps, (0, 3), 5)
+    assert window.shape == (1, 5, 5)
+    for i in range(5):
+        for j in range(5):
+            row, col = i - 2, 3 + j - 2
+            value = window[0, i, j].item()
+            if 0 <= row < 3 and 0 <= col < 4:
+                assert value == maps[0, 0, 3, row, col].item()
+            else:
+                assert math.isnan(value)
+    assert torch.equal(figures.query_attention(maps), maps[:, 1, 2])  # the middle, the whole grid
+    for query in ((3, 0), (0, 4), (-1, 0)):
+        with pytest.raises(ValueError, match=r'query=.*needs a row and a column on the grid of 3 x 4'):
+            figures.query_attention(maps, query)
+    for window in (0, 4, -1):
+        with pytest.raises(ValueError, match=f'window={window}: needs an odd number'):
+            figures.query_attention(maps, window=window)
+
+
+def test_the_most_local_head_comes_first():
+    maps = torch.zeros(3, 5, 5, 5, 5)
+    for head, (row, col) in enumerate([(0, 0), (2, 2), (2, 3)]):  # from (2, 2): far, here, next
+        maps[head, :, :, row, col] = 1.
+    assert figures.by_locality(maps) == [1, 2, 0]
+    assert figures.by_locality(maps, (0, 0)) == [0, 1, 2]
+    figure = figures.figure_query([maps], window=3)
+    drawn = panels(figure)
+    assert drawn[0][1, 1] == 1. and drawn[1][1, 2] == 1. and drawn[2].sum() == 0.
+    labels = [ax.texts[0].get_text() for ax in figure.axes if ax.images]
+    assert labels == ['1', '2', '0']
+    assert [ax.texts[1].get_text() for ax in figure.axes if ax.images] == ['1.00', '1.00', '.000']
+
+
+def test_query_figures_frame_the_query_in_maps_and_picture():
+    torch.manual_seed(0)
+    maps = [random_maps(2, 3, 4, 3, 4), random_maps(3, 3, 4, 3, 4)]
+    picture = torch.rand(6, 8, 3)
+    figure = figures.figure_query(maps, (2, 1), picture=picture)
+    shown, *drawn = panels(figure)
+    np.testing.assert_array_equal(shown, picture)
+    for image, expected in zip(drawn, [*maps[0], *maps[1]], strict=True):
+        np.testing.assert_array_equal(image, expected[2, 1])
+    for ax in figure.axes[:6]:
+        frame, = (p for p in ax.patches if isinstance(p, Rectangle))
+        assert frame.get_xy() == (0.5, 1.5) and ax.images[0].get_extent() == [-0.5, 3.5, 2.5, -0.5]
+    assert 'row 2, column 1' in texts(figure)[0]
+
+
+def test_scales_start_at_zero_and_end_at_the_largest_value():
+    torch.manual_seed(0)
+    maps = random_maps(2, 3, 4, 3, 4)
+    for ax, layer in zip(figures.figure_query([maps]).axes, maps):
+        assert ax.images[0].get_clim() == (0., layer[1, 2].max().item())
+        assert float(ax.texts[1].get_text()) == pytest.approx(layer[1, 2].max().item(), abs=0.006)
+
+
+@pytest.mark.parametrize('heads', [9, 16])
+def test_heads_differ_and_panels_do_not_overlap(heads):
+    assert len({style.head_style(head) for head in range(45)}) == 45
+    with pytest.raises(ValueError, match='head=45: needs a number from 0 to 44'):
+        style.head_style(45)
+    maps = [random_maps(heads, 4, 4, 4, 4)] * 2
+    figure = figures.figure_query(maps)
+    boxes = [ax.get_position() for ax in figure.axes]
+    assert len(boxes) == 2 * heads + 1
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert all(0 <= box.x0 and box.x1 <= 1 and 0 <= box.y0 and box.y1 <= 1 for box in boxes)
+
+
+@pytest.mark.parametrize('heads', [3, 9, 11, 16])
+def test_legends_name_every_head_row_by_row(heads):
+    figure = figures.figure_centers([figures.Blobs(torch.zeros(heads, 2), torch.eye(2).expand(heads, 2, 2))])
+    legend, = figure.legends
+    drawn = {
+        text.get_text(): (line.get_color(), line.get_marker())
+        for text, line in zip(legend.get_texts(), legend.legend_handles)}
+    assert drawn == {f'head {head}': style.head_style(head) for head in range(heads)}
+    figure.draw_without_rendering()
+    places = {text.get_text(): text.get_window_extent() for text in legend.get_texts()}
+    for head in range(1, heads):
+        here, before = places[f'head {head}'], places[f'head {head - 1}']
+        assert here.x0 > before.x1 or here.y1 < before.y0  # to the right, or in the next row
+
+
+# footprints, curves, statistics
+
+
+def test_footprints_are_drawn_about_their_neutral_weight():
+    torch.manual_seed(0)
+    signed = torch.randn(2, 3, 3)
+    figure = figures.figure_footprints([signed])
+    for image, expected in zip(panels(figure), signed, strict=True):
+        np.testing.assert_array_equal(image, expected)
+    low, high = figure.axes[0].images[0].get_clim()
+    assert low == -high and high == pytest.approx(signed.abs().max().item())
+    pairwise = signed.flatten(1).softmax(1).view(2, 3, 3)
+    low, high = figures.figure_footprints([pairwise]).axes[0].images[0].get_clim()
+    assert (low + high) / 2 == pytest.approx(1 / 9)
+    many = figures.figure_footprints([torch.randn(32, 3, 3)])
+    assert len(panels(many)) == 16 and 'the first 16 weight maps' in texts(many)[1]
+
+
+def write_summary(folder, rows):
+    folder.mkdir(exist_ok=True)
+    with (folder / 'summary.csv').open('w', newline='') as file:
+        writer = csv.writer(file)
+        writer.writerow(['epoch', 'train_loss', 'eval_top1'])
+        writer.writerows(rows)
+
+
+def test_accuracy_over_epochs(tmp_path):
+    write_summary(tmp_path / 'a', [(0, 2., 40.), (1, 1.5, 55.), (1, 1.4, 56.)])  # resumed: the last counts
+    write_summary(tmp_path / 'b', [(3, 1., 60.5)])
+    runs = {name: figures.read_summary(tmp_path / name) for name in 'ab'}
+    assert runs == {'a': [(1, 40.), (2, 56.)], 'b': [(4, 60.5)]}
+    ax, = figures.figure_accuracy(runs).axes
+    assert [list(line.get_xdata()) for line in ax.lines] == [[1, 2], [4]]
+    assert [list(line.get_ydata()) for line in ax.lines] == [[40., 56.], [60.5]]
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ['a: 56.0 %', 'b: 60.5 %']
+
+
+def test_summaries_that_cannot_be_read(tmp_path):
+    with pytest.raises(ValueError, match=r'run=.*needs a folder with the summary\.csv'):
+        figures.read_summary(tmp_path)
+    write_summary(tmp_path, [])
+    with pytest.raises(ValueError, match='has no epochs'):
+        figures.read_summary(tmp_path)
+    write_summary(tmp_path, [(0, 1., 'n/a')])
+    with pytest.raises(ValueError, match='needs numbers in columns epoch and eval_top1'):
+        figures.read_summary(tmp_path)
+    (tmp_path / 'summary.csv').write_text('epoch,loss\n0,1\n')
+    with pytest.raises(ValueError, match="eval_top1 \\(KeyError"):
+        figures.read_summary(tmp_path)
+
+
+def test_statistics_show_the_reports_numbers():
+    reports = report_heads(quadratic_net())
+    residual, *others = figures.figure_statistics(reports, 3).axes
+    np.testing.assert_array_equal(residual.lines[0].get_ydata(), [layer.residual for layer in reports])
+    np.testing.assert_array_equal(residual.lines[1].get_ydata(), [layer.shared_residual for layer in reports])
+    heads = [head for layer in reports for head in layer.heads]
+    for ax, name in zip(others, ('distance', 'spread', 'entropy', 'on_tap', 'consistency'), strict=True):
+        assert [line.get_ydata()[0] for line in ax.lines] == [getattr(head, name) for head in heads]
+        assert [round(line.get_xdata()[0]) for line in ax.lines] == [0, 0, 1, 1]
+
+
+# all of them
+
+
+def test_position_only_nets_need_no_images():
+    drawn = figures.draw_figures(quadratic_net())
+    assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'statistics']
+    expected = maps_module.attention_maps(quadratic_net(), torch.zeros(1, 3, 32, 32))
+    for image, layer in zip(panels(drawn['attention']), torch.cat([m[0, :, 8, 8] for m in expected]), strict=True):
+        np.testing.assert_array_equal(image, layer)
+    assert not any('mean over' in text for text in texts(drawn['attention']))
+
+
+@pytest.mark.parametrize('name,kwargs', [
+    ('sa_learned_content_hier_cifar', dict(SMALL, img_size=16)), ('resvit_cifar', dict(SMALL, img_size=16)),
+    ('vit_tiny_patch16_224', dict(img_size=64, depth=2))])
+def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
+    torch.manual_seed(0)
+    net = timm.create_model(name, **kwargs).eval()
+    with pytest.raises(ValueError, match='images: this net looks at content'):
+        figures.draw_figures(net)
+    images = torch.randn(9, 3, kwargs['img_size'], kwargs['img_size'])
+    drawn = figures.draw_figures(net, images, ['cat'], query=(1, 2))
+    assert list(drawn) == [
+        'centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-cat', 'average-cat']
+    all_maps = maps_module.attention_maps(net, images)
+    for image, layer in zip(panels(drawn['attention']), torch.cat([m.mean(0)[:, 1, 2] for m in all_maps]), strict=True):
+        np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+    assert 'mean over 9 images' in texts(drawn['attention'])[1]
+    assert 'mean over 8 images' in texts(drawn['statistics'])[1]
+    picture, *single = panels(drawn['attention-cat'])
+    std, mean = (torch.tensor(net.pretrained_cfg[key]) for key in ('std', 'mean'))
+    np.testing.assert_allclose(picture, (images[0].permute(1, 2, 0) * std + mean).clamp(0, 1), rtol=1e-5)
+    for image, layer in zip(single, torch.cat([m[0, :, 1, 2] for m in all_maps]), strict=True):
+        np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+
+
+def test_vector_attention_gets_footprints():
+    torch.manual_seed(0)
+    net = timm.create_model('san_patchwise_hier_cifar', channels=(32, 32), depths=(1, 1)).eval()
+    with pytest.raises(ValueError, match='images: this net looks at content'):
+        figures.draw_figures(net)
+    images = torch.randn(9, 3, 8, 8)
+    figure, = figures.draw_figures(net, images).values()
+    expected = [w.mean((0, 2, 3)) for w in maps_module.footprint_weights(net, images)]
+    for image, weights in zip(panels(figure), torch.cat(expected), strict=True):
+        np.testing.assert_allclose(image, weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('names', [['cat', 'cat'], ['7x7']])
+def test_images_need_names_of_their_own(names):
+    with pytest.raises(ValueError, match='needs a name of its own for each image, none of them 7x7'):
+        figures.draw_figures(quadratic_net(), torch.zeros(2, 3, 32, 32), names)
+
+
+def test_nets_without_attention_are_refused():
+    with pytest.raises(ValueError, match='model=ResNetCifar: has no attention maps'):
+        figures.draw_figures(timm.create_model('resnet_tiny_cifar'))
+
+
+# files
+
+
+@pytest.mark.parametrize('ending,start', [('png', b'\x89PNG'), ('svg', b'<?xml'), ('pdf', b'%PDF')])
+def test_files_are_the_same_every_time_and_never_replaced(tmp_path, ending, start):
+    blobs = figures.encoding_blobs(quadratic_net())
+    for name in 'ab':
+        figures.save_figure(figures.figure_centers(blobs), tmp_path / f'{name}.{ending}')
+    content = (tmp_path / f'a.{ending}').read_bytes()
+    assert content.startswith(start) and (tmp_path / f'b.{ending}').read_bytes() == content
+    with pytest.raises(FileExistsError, match='exists'):
+        figures.save_figure(figures.figure_centers(blobs[:1]), tmp_path / f'a.{ending}')
+    assert (tmp_path / f'a.{ending}').read_bytes() == content
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_other_formats_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'path=.*needs one of the endings \.png, \.svg, \.pdf'):
+        figures.save_figure(figures.figure_accuracy({'a': [(1, 50.)]}), tmp_path / 'a.bmp')
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_leave_matplotlibs_settings_and_pyplot_alone(tmp_path):
+    before = {name: matplotlib.rcParams[name] for name in style.STYLE}
+    figures.save_figure(figures.figure_accuracy({'a': [(1, 50.)]}), tmp_path / 'a.png')
+    assert {name: matplotlib.rcParams[name] for name in style.STYLE} == before and before['font.size'] != 7
+    assert not Gcf.get_all_fig_managers()
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    monkeypatch.delitem(sys.modules, 'timm_selfconv.analysis.figures')
+    with pytest.raises(ImportError, match=re.escape("pip install 'timm_selfconv[figures]'")):
+        importlib.import_module('timm_selfconv.analysis.figures')

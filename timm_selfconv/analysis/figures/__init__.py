@@ -1,0 +1,17 @@
+"""The papers' figures: one public function a figure, each returns a matplotlib Figure.
+
+Plotting is thin here: what is drawn comes from pure functions that stand above each figure's in the same file.
+"""
+try:
+    import matplotlib
+except ImportError as e:
+    raise ImportError("figures need matplotlib: pip install 'timm_selfconv[figures]'") from e
+
+from .accuracy import figure_accuracy, read_summary
+from .centers import Blobs, encoding_blobs, figure_centers, figure_training, map_blobs, mass_ellipse, mass_radius, \
+    training_blobs
+from .everything import draw_figures, mean_maps
+from .footprints import figure_footprints
+from .maps import average_attention, by_locality, figure_average, figure_query, query_attention
+from .statistics import figure_statistics
+from .style import save_figure

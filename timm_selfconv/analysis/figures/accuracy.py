@@ -1,0 +1,60 @@
+"""Test accuracy over epochs (paper, Fig. 2 and 13; report, Fig. 1)."""
+import csv
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple, Union
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from .style import TEXT_WIDTH, head_style, styled
+
+__all__ = ['figure_accuracy', 'read_summary']
+
+
+def read_summary(run: Union[str, Path]) -> List[Tuple[int, float]]:
+    """Test accuracy of a run, from the summary.csv that timm's train script writes.
+
+    Args:
+        run: Folder of the run.
+
+    Returns:
+        Epochs trained and top-1 accuracy in per cent, in order; of an epoch that stands twice, the last.
+
+    Raises:
+        ValueError: If there is no such file, or no accuracy in it.
+    """
+    path = Path(run, 'summary.csv')
+    if not path.is_file():
+        raise ValueError(f"run={str(run)!r}: needs a folder with the summary.csv of timm's train script")
+    accuracy = {}
+    with path.open(newline='') as file:
+        try:
+            for row in csv.DictReader(file):
+                accuracy[int(row['epoch']) + 1] = float(row['eval_top1'])
+        except (KeyError, TypeError, ValueError) as e:
+            raise ValueError(f'{path}: needs numbers in columns epoch and eval_top1 ({e!r})') from e
+    if not accuracy:
+        raise ValueError(f'{path}: has no epochs')
+    return sorted(accuracy.items())
+
+
+@styled
+def figure_accuracy(runs: Dict[str, Sequence[Tuple[int, float]]]) -> Figure:
+    """Test accuracy over epochs of several runs.
+
+    Args:
+        runs: By name, what :func:`read_summary` returns.
+    """
+    figure = Figure(figsize=(TEXT_WIDTH, 2.8), layout='constrained')
+    ax = figure.subplots()
+    for number, (name, points) in enumerate(runs.items()):
+        color, _ = head_style(number)
+        ax.plot(
+            *zip(*points), color=color, marker='osD^v'[number % 5], markersize=2.5,
+            label=f'{name}: {points[-1][1]:.1f} %')
+    ax.set(xlabel='epochs trained', ylabel='test accuracy [%]')
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(color='0.9', linewidth=0.5)
+    ax.legend(loc='lower right', title='run, and its last epoch', title_fontsize=6)
+    return figure
