@@ -1,3 +1,4 @@
+import argparse
 import json
 import os
 import shlex
@@ -265,3 +266,95 @@ def test_run_validate(checkpoint, folder):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '"top1"' in done.stdout
+
+
+@pytest.fixture
+def little(tmp_path):
+    """A net of one layer, whose figures are drawn fast."""
+    model = timm.create_model('sa_quadratic_cifar', depth=1, num_heads=2, **SMALL)
+    save_for_hf(model, tmp_path / 'little', safe_serialization=True)
+    return f"local-dir:{tmp_path / 'little'}"
+
+
+def test_figures(little, folder, tmp_path, capsys):
+    command = ['figures', little, '--out', str(tmp_path / 'out')]
+    main([*command, '--images', f'{folder}/test/3/picture.png', '--query', '1', '3'])
+    names = ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-picture', 'average-picture']
+    files = [str(tmp_path / 'out' / f'{name}.png') for name in names]
+    assert capsys.readouterr().out.split() == files
+    assert all(Image.open(file).width == 990 for file in files)  # 5.5 inches at 180 dots
+    os.remove(files[0])
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'attention.png exists' in capsys.readouterr().err
+    assert not os.path.exists(files[0])  # none of them, if one is there
+
+
+@pytest.mark.parametrize('args,message', [
+    (['--query', '4', '0'], 'query=(4, 0): needs a row and a column on the grid of 4 x 4'),
+    (['--images', 'nowhere.png'], "image 'nowhere.png': needs a readable picture"),
+    (['--images', 'a.png', '--data', 'b'], 'not both'),
+    (['--data', 'nowhere'], "data='nowhere': needs a folder"),
+    (['--count', '0'], 'count=0: needs at least 1'),
+    (['--run', 'nowhere'], "run='nowhere': needs a folder with checkpoint-*.pth.tar files")])
+def test_figures_of_what_is_not_there(little, tmp_path, capsys, args, message):
+    with pytest.raises(SystemExit):
+        main(['figures', little, '--out', str(tmp_path / 'out'), *args])
+    assert message in capsys.readouterr().err and not (tmp_path / 'out').exists()
+
+
+def test_figures_over_a_dataset_and_of_a_run(little, folder, tmp_path):
+    model = timm.create_model(little, pretrained=True)
+    (tmp_path / 'run').mkdir()
+    for epoch in range(2):
+        state = dict(epoch=epoch, args=argparse.Namespace(seed=42), state_dict=model.state_dict())
+        torch.save(state, tmp_path / 'run' / f'checkpoint-{epoch}.pth.tar')
+    main(['figures', little, '--data', folder, '--count', '3', '--out', str(tmp_path / 'out'),
+          '--run', str(tmp_path / 'run'), '--format', 'svg'])
+    assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == [
+        'attention-7x7.svg', 'attention.svg', 'average.svg', 'centers.svg', 'statistics.svg', 'training.svg']
+
+
+def test_curves(tmp_path, capsys):
+    for run in ('a/x', 'b/x'):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / 'summary.csv').write_text('epoch,eval_top1\n0,40.0\n1,50.0\n')
+    command = ['curves', str(tmp_path / 'a/x'), str(tmp_path / 'b/x'), '--out', str(tmp_path / 'curves.pdf')]
+    main(command)
+    assert (tmp_path / 'curves.pdf').read_bytes().startswith(b'%PDF')
+    for wrong, message in [(command, 'exists'), (['curves', 'nowhere', '--out', 'a.png'], "run='nowhere'")]:
+        with pytest.raises(SystemExit):
+            main(wrong)
+        assert message in capsys.readouterr().err
+
+
+def test_explore(checkpoint, folder, tmp_path, capsys):
+    picture, page = f'{folder}/test/3/picture.png', tmp_path / 'out' / 'explorer.html'
+    command = ['explore', 'sa_quadratic_tiny_cifar', picture, picture, '--out', str(page)]
+    main([*command, '--versus', 'sa_learned_content_tiny_cifar', '--checkpoint', checkpoint])
+    assert 'open it in a browser' in capsys.readouterr().out
+    text = page.read_text()
+    for name in ('sa_quadratic_tiny_cifar', 'sa_learned_content_tiny_cifar', 'picture.png', 'picture.png (2)'):
+        assert f'"{name}"' in text
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'exists' in capsys.readouterr().err and page.read_text() == text
+
+
+@pytest.mark.parametrize('model,picture,extra,message', [
+    ('sa_quadratic_tiny_cifar', 'truncated.safetensors', [], 'needs a readable picture file'),
+    ('resnet_tiny_cifar', 'data/test/3/picture.png', [], 'has no attention maps'),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'truncated.safetensors'], 'checkpoint='),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'truncated.pth'], 'checkpoint='),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'a', '--checkpoint', 'b'], 'checkpoint='),
+])
+def test_explore_that_fails_leaves_nothing(model, picture, extra, message, checkpoint, folder, tmp_path, capsys,
+                                           monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('truncated.safetensors').write_bytes(Path(checkpoint).read_bytes()[:-1000])
+    torch.save(timm.create_model('sa_quadratic_tiny_cifar').state_dict(), 'whole.pth')
+    Path('truncated.pth').write_bytes(Path('whole.pth').read_bytes()[:-1000])
+    with pytest.raises(SystemExit):
+        main(['explore', model, picture, *extra, '--out', 'out/explorer.html'])
+    assert message in capsys.readouterr().err
+    assert not Path('out').exists()

@@ -2,22 +2,26 @@
 import argparse
 import dataclasses
 import importlib.util
+import itertools
 import json
 import re
 import runpy
 import shlex
 import sys
 from pathlib import Path
+from pickle import UnpicklingError
+from types import ModuleType
 from typing import Dict, List, Optional, Sequence
 
 import huggingface_hub
 import timm
 import torch.nn as nn
+from safetensors import SafetensorError
 from tabulate import tabulate
 from timm.data import resolve_data_config
 
 from timm_selfconv import hub, theory
-from timm_selfconv.analysis import bench, counting, evaluation, tables
+from timm_selfconv.analysis import bench, counting, evaluation, explorer, tables
 from timm_selfconv.analysis.heads import format_heads, report_heads
 
 __all__ = ['main']
@@ -41,7 +45,10 @@ def create_model(args: argparse.Namespace) -> nn.Module:
         return model
     if not Path(args.checkpoint).is_file():
         raise ValueError(f'checkpoint={args.checkpoint!r}: needs a weight file, or a folder of shards')
-    return timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=args.checkpoint))
+    try:
+        return timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=args.checkpoint))
+    except (SafetensorError, EOFError, RuntimeError, UnpicklingError) as e:
+        raise ValueError(f'checkpoint={args.checkpoint!r}: cannot be loaded ({e})') from e
 
 
 def demo_pictures() -> List[Path]:
@@ -209,6 +216,75 @@ def run_heads(args: argparse.Namespace) -> None:
         print(format_heads(layers, args.kernel_size))
 
 
+def import_figures() -> ModuleType:
+    """The figures, which need matplotlib: imported by the commands that draw alone.
+
+    Raises:
+        ValueError: If matplotlib is not installed.
+    """
+    try:
+        from timm_selfconv.analysis import figures
+    except ImportError as e:
+        raise ValueError(str(e)) from e
+    return figures
+
+
+def run_figures(args: argparse.Namespace) -> None:
+    figures = import_figures()
+    if args.images and args.data:
+        raise ValueError('images and data: name pictures or a dataset, not both')
+    if args.count < 1:
+        raise ValueError(f'count={args.count}: needs at least 1')
+    model = create_model(args)
+    pictures = evaluation.open_images(args.images)
+    if args.data:
+        dataset = evaluation.open_dataset(args.data, args.split, args.data_dir, args.input_key, 'label')
+        pictures = [dataset[i][0].convert('RGB') for i in range(min(args.count, len(dataset)))]
+    images = evaluation.preprocess(model, pictures) if pictures else None
+    query = None if args.query is None else tuple(args.query)
+    drawn = figures.draw_figures(model, images, [Path(image).stem for image in args.images], query)
+    if args.run:
+        drawn['training'] = figures.figure_training(figures.training_blobs(model, Path(args.run)))
+    files = {Path(args.out, f'{name}.{args.format}'): figure for name, figure in drawn.items()}
+    for file in files:
+        if file.exists():
+            raise FileExistsError(f'{file} exists: remove it or choose another --out')
+    for file, figure in files.items():
+        figures.save_figure(figure, file)
+        print(file)
+
+
+def run_curves(args: argparse.Namespace) -> None:
+    figures = import_figures()
+    names = [Path(run).resolve().name for run in args.runs]
+    if len(set(names)) < len(names):
+        names = args.runs
+    runs = {name: figures.read_summary(run) for name, run in zip(names, args.runs)}
+    figures.save_figure(figures.figure_accuracy(runs), args.out)
+
+
+def distinct_names(names: Sequence[str]) -> List[str]:
+    """The same names, numbered where one has stood before."""
+    return [f'{name} ({names[:i].count(name) + 1})' if name in names[:i] else name for i, name in enumerate(names)]
+
+
+def run_explore(args: argparse.Namespace) -> None:
+    file, names = Path(args.out), [args.model, *args.versus]
+    if file.exists():
+        raise FileExistsError(f'{file} exists: remove it or choose another --out')
+    if len(args.checkpoint) > len(names):
+        raise ValueError(f'checkpoint={args.checkpoint!r}: needs one for each of {names} at most')
+    pictures = evaluation.open_images(args.images)
+    models = [
+        create_model(argparse.Namespace(model=name, checkpoint=checkpoint))
+        for name, checkpoint in itertools.zip_longest(names, args.checkpoint)]
+    page = explorer.explorer_page(
+        dict(zip(distinct_names(names), models)),
+        dict(zip(distinct_names([Path(image).name for image in args.images]), pictures))).encode()
+    hub.write_new(file, page)
+    print(f'{file}: {len(page) / 1e6:.1f} MB, open it in a browser')
+
+
 def run_script(args: argparse.Namespace) -> None:
     """Run a timm script that has no --device-modules with the zoo registered, as if python had been called on it."""
     if not Path(args.script).is_file():
@@ -284,6 +360,36 @@ def create_parser() -> argparse.ArgumentParser:
         'pictures to average over; needed by nets that look at content'))
     sub.add_argument('--kernel-size', type=int, default=3, help='side of the convolutions (default: 3)')
     sub.add_argument('--json', action='store_true', help='for machines')
+
+    sub = command('figures', run_figures, "draw the papers' figures of a net: what its heads look at")
+    sub.add_argument('model', metavar='MODEL')
+    sub.add_argument('--out', required=True, metavar='DIR', help='folder of the new files')
+    sub.add_argument('--checkpoint', help='weights of your own')
+    sub.add_argument('--images', nargs='+', default=[], metavar='IMAGE', help=(
+        'pictures to average over, and to draw figures of one by one'))
+    sub.add_argument('--data', help='average over a dataset instead, a folder or name as for eval')
+    sub.add_argument('--data-dir', help='where the files of a named dataset lie')
+    sub.add_argument('--split', default='test', help='split of the dataset (default: test)')
+    sub.add_argument('--input-key', default='img', help='column of the images (default: img)')
+    sub.add_argument('--count', type=int, default=100, help='how many images of the dataset (default: 100)')
+    sub.add_argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
+        "query, in pixels of the layers' grid (default: the middle)"))
+    sub.add_argument('--run', metavar='DIR', help=(
+        "a run of timm's train.py: draw the centres of attention at its checkpoints too"))
+    sub.add_argument('--format', choices=['png', 'svg', 'pdf'], default='png')
+
+    sub = command('curves', run_curves, "draw test accuracy over epochs from the summary.csv of timm's train.py")
+    sub.add_argument('runs', nargs='+', metavar='RUN', help='folder of a run')
+    sub.add_argument('--out', required=True, metavar='FILE', help='new .png, .svg or .pdf file')
+
+    sub = command('explore', run_explore, 'write a page that shows where every pixel of pictures looks, in all heads')
+    sub.add_argument('model', metavar='MODEL')
+    sub.add_argument('images', nargs='+', metavar='IMAGE')
+    sub.add_argument('--out', required=True, metavar='FILE', help='the page, e.g. explorer.html')
+    sub.add_argument('--versus', action='append', default=[], metavar='MODEL', help=(
+        'another net beside it; may be given again'))
+    sub.add_argument('--checkpoint', action='append', default=[], help=(
+        'weights of your own; given again, those of each --versus in turn'))
 
     sub = command('run', run_script, "run a timm script (validate.py, benchmark.py, ...) with the zoo registered")
     sub.add_argument('script', metavar='SCRIPT')

@@ -1,0 +1,282 @@
+"""The attention explorer: one page, with no server and no network, that shows where every query of a net looks.
+
+The page draws any query's maps of all heads from what this module packs into it:
+
+- Attention that knows positions alone scores by offset. The score of offset ``(d1, d2)`` is ``rows[d1] + cols[d2] +
+  cross d1 d2`` (the last only for a full precision), so a head takes two tables and one number, at float32.
+- Attention that looks at content takes a byte for every query and key. Where a net has terms of both kinds, one byte
+  serves two maps, that of all terms, P, and that of the content terms alone, C: it holds the larger of ``P / max P``
+  and ``C / max C``. Their ratio is the exponential of what the other terms score, rows plus columns, which are carried
+  too, and which make the third map. Every map is right to one step, ``1 / levels`` of its largest probability.
+"""
+import base64
+import copy
+import html
+import io
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import torch
+import torch.nn as nn
+from PIL import Image
+from timm.data import resolve_data_config
+
+from timm_selfconv.layers import SelfAttention2d
+from .attention_maps import attention_layers, attention_maps, looks_at_content, run_with_hooks
+from .evaluation import classify, preprocess
+
+__all__ = ['explorer_page', 'offset_tables', 'pack', 'quantise', 'two_map_scores']
+
+TEMPLATE = Path(__file__).with_suffix('.html')
+LEVELS = (255, 127, 63, 47, 31, 23, 15)
+ENTRIES = 4 * 54 * 256 ** 2  # of four CIFAR images' maps in six layers of nine heads, which take a page of 12 MB
+BYTES_AN_ENTRY = 0.61
+MAX_ENTRIES = 2 ** 27
+
+
+def pack(x: torch.Tensor) -> str:
+    """A tensor's bytes, little endian, as zlib stream in base64: what the browser's DecompressionStream reads."""
+    array = x.detach().cpu().contiguous().numpy()
+    return base64.b64encode(zlib.compress(array.astype(array.dtype.newbyteorder('<')).tobytes())).decode()
+
+
+def offset_tables(layer: SelfAttention2d, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores by offset of attention that knows positions alone.
+
+    The score of offset ``(d1, d2)`` is ``rows[d1] + cols[d2] + cross d1 d2``: the position term of equation (8), to a
+    constant.
+
+    Args:
+        layer: The layer; its terms are the position term alone.
+        height: Rows of the grid.
+        width: Columns of the grid.
+
+    Returns:
+        Row table, offsets from ``-(height - 1)``, shape (heads, 2 height - 1), column table, (heads, 2 width - 1), and
+        the coefficient that couples the axes, (heads,); float64.
+    """
+    layer = copy.deepcopy(layer).double()
+
+    def scores(h: int, w: int) -> torch.Tensor:
+        with torch.no_grad():
+            a = layer.scores(torch.zeros(1, h, w, layer.dim, dtype=torch.float64, device=layer.value.weight.device))[0]
+        return a.view(-1, h, w, h, w)
+
+    rows, cols = scores(height, 1)[:, :, 0, :, 0], scores(1, width)[:, 0, :, 0, :]
+    # the last query sees all negative offsets, the first one all others
+    rows, cols = (torch.cat([axis[:, -1], axis[:, 0, 1:]], dim=-1) for axis in (rows, cols))
+    if height == 1 or width == 1:
+        return rows, cols, rows.new_zeros(rows.shape[0])
+    corner = scores(2, 2)[:, 0, 0]
+    return rows, cols, corner[:, 1, 1] - corner[:, 1, 0] - corner[:, 0, 1] + corner[:, 0, 0]
+
+
+def two_map_scores(
+        layer: SelfAttention2d,
+        x: torch.Tensor,
+        key: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """A layer's scores, split into those of the terms that look at keys and those of the terms that know offsets.
+
+    Args:
+        layer: Attention with terms of both kinds.
+        x: Input, shape (B, H, W, dim).
+        key: Keys to meet in the place of x's own.
+
+    Returns:
+        Content and key bias; content-position and position: shape (B, heads, H W, H W), float64.
+    """
+    layer = copy.deepcopy(layer).double()
+    x, key = x.double(), None if key is None else key.double()
+    _, _, bias = layer.query_key_bias(x, key)
+    assert bias is not None
+    return layer.scores(x, key) - bias, bias.expand(x.shape[0], -1, -1, -1)
+
+
+def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
+    """Whole multiples of a step, rounded, those out of the integer type's range held to it."""
+    limits = torch.iinfo(dtype)
+    return (x / step).round().clamp(limits.min, limits.max).to(dtype)
+
+
+def split_axes(bias: torch.Tensor, grid: Tuple[int, int]) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Row scores, column scores and the coefficient of ``d1 d2`` whose sum each query's scores are.
+
+    Args:
+        bias: Scores of terms that know offsets, shape (..., H W, H W).
+        grid: Rows H and columns W.
+
+    Returns:
+        Shapes (..., H W, H), (..., H W, W) and (..., H W).
+    """
+    height, width = grid
+    bias = bias.unflatten(-1, grid)
+    cross = bias.new_zeros(bias.shape[:-2])
+    if height > 1 and width > 1:
+        cross = bias[..., 1, 1] - bias[..., 1, 0] - bias[..., 0, 1] + bias[..., 0, 0]
+    query = torch.arange(height * width, device=bias.device)
+    d1 = torch.arange(height, device=bias.device) - query[:, None] // width
+    d2 = torch.arange(width, device=bias.device) - query[:, None] % width
+    bias = bias - cross[..., None, None] * d1[:, :, None] * d2[:, None, :]
+    return bias[..., :, 0], bias[..., 0, :] - bias[..., :1, 0], cross
+
+
+def shared_bytes(
+        content: torch.Tensor,
+        bias: torch.Tensor,
+        grid: Tuple[int, int],
+) -> Dict[str, torch.Tensor]:
+    """What the maps of all terms and of the content terms alone have in common, see the module's text.
+
+    Args:
+        content: Scores of the terms that look at keys, shape (B, heads, H W, H W).
+        bias: Scores of the terms that know offsets, of that shape.
+        grid: Rows H and columns W.
+
+    Returns:
+        `larger` of both maps in parts of their largest probabilities, shape (B, heads, H W, H W), those probabilities
+        in `peaks`, (2, B, heads, H W), and `rows`, `cols`, `cross` of :func:`split_axes`, such that the exponential of
+        their sum is the ratio of the first map to the second.
+    """
+    scores = content + bias
+    content_best, best = content.amax(-1, keepdim=True), scores.amax(-1, keepdim=True)
+    rows, cols, cross = split_axes(bias, grid)
+    return dict(
+        larger=torch.maximum(content - content_best, scores - best).exp().float(),
+        peaks=torch.stack([scores.softmax(-1).amax(-1), content.softmax(-1).amax(-1)]),
+        rows=rows + content_best - best, cols=cols, cross=cross)
+
+
+def own_bytes(maps: torch.Tensor) -> Dict[str, torch.Tensor]:
+    """The same for nets without such terms: maps, shape (B, heads, H, W, H, W), in parts of their peaks."""
+    maps = maps.flatten(4).flatten(2, 3)
+    peaks = maps.amax(-1)
+    return dict(larger=maps / peaks.clamp(min=torch.finfo(maps.dtype).tiny)[..., None], peaks=peaks[None])
+
+
+def pack_maps(parts: Dict[str, torch.Tensor]) -> Dict[str, Any]:
+    """Pack maps with the finest step that leaves the page its size.
+
+    Args:
+        parts: Of :func:`shared_bytes` or :func:`own_bytes`, all layers' heads side by side.
+
+    Returns:
+        The packed parts and the number of `levels`: a step is one by it, of row and column scores a third of that.
+    """
+    fixed: Dict[str, str] = {name: pack(parts[name].float()) for name in ('peaks', 'cross') if name in parts}
+    for levels in LEVELS:
+        packed = {**fixed, 'larger': pack(quantise(parts['larger'], 1 / levels, torch.uint8))}
+        for name in ('rows', 'cols'):
+            if name in parts:
+                packed[name] = pack(quantise(parts[name], 1 / (3 * levels), torch.int32))
+        if sum(map(len, packed.values())) * 3 / 4 <= BYTES_AN_ENTRY * max(ENTRIES, parts['larger'].numel()):
+            break
+    return dict(packed, levels=levels)
+
+
+def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
+    """What a net sees, shape (C, height, width) as it takes it, as PNG in a data URI."""
+    config = resolve_data_config({}, model=model)
+    mean, std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ('mean', 'std'))
+    pixels = ((image.cpu().float() * std + mean).clamp(0, 1) * 255).round().byte()
+    if pixels.shape[0] == 1:
+        pixels = pixels.expand(3, -1, -1)
+    file = io.BytesIO()
+    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(file, 'png')
+    return 'data:image/png;base64,' + base64.b64encode(file.getvalue()).decode()
+
+
+def check_entries(images: int, heads: int, grid: Tuple[int, int]) -> None:
+    """Raise a ValueError if so many maps are too many for a page."""
+    entries = images * heads * (grid[0] * grid[1]) ** 2
+    if entries > MAX_ENTRIES:
+        raise ValueError(
+            f'images: {images} on {grid[0]} x {grid[1]} positions make attention maps of {entries:,} numbers for a net '
+            f'that looks at content, and a page takes up to {MAX_ENTRIES:,}; name fewer images or take smaller ones')
+
+
+def join(layers: List[Dict[str, torch.Tensor]]) -> Dict[str, torch.Tensor]:
+    """The parts of all layers, heads side by side."""
+    return {name: torch.cat([layer[name] for layer in layers], dim=2 if name == 'peaks' else 1) for name in layers[0]}
+
+
+def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
+    """Grid, heads of each layer and packed attention of a net.
+
+    Args:
+        model: The net.
+        batch: Images as it takes them, shape (B, C, height, width).
+
+    Raises:
+        ValueError: If its attention cannot be read, or does not fit in a page.
+    """
+    layers = attention_layers(model)
+    grids: List[Tuple[int, int]] = []
+    if not looks_at_content(model):
+        calls: List[SelfAttention2d] = []
+
+        def note(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
+            calls.append(layer)
+            grids.append((args[0].shape[1], args[0].shape[2]))
+
+        run_with_hooks(model, batch[:1], [layer.register_forward_pre_hook(note) for layer in layers])
+        tables = [offset_tables(layer, *grids[0]) for layer in calls]
+        names = ('rows', 'cols', 'cross')
+        packed = {n: pack(torch.cat([t[i] for t in tables]).float()) for i, n in enumerate(names)}
+        return dict(grid=grids[0], heads=[t[0].shape[0] for t in tables], tables=packed)
+
+    parts: List[Dict[str, torch.Tensor]] = []
+    if all(isinstance(m, SelfAttention2d) and m.has_key and m.relative for m in layers):
+
+        def look(layer: Any, args: Tuple[Any, ...]) -> None:
+            grid = (args[0].shape[1], args[0].shape[2])
+            grids.append(grid)
+            check_entries(len(batch), sum(m.num_heads for m in layers), grid)
+            parts.append(shared_bytes(*two_map_scores(layer, *args), grid))
+
+        run_with_hooks(model, batch, [layer.register_forward_pre_hook(look) for layer in layers])
+    else:
+        for maps in attention_maps(model, batch):
+            grids.append((maps.shape[2], maps.shape[3]))
+            parts.append(own_bytes(maps))
+    if len(set(grids)) > 1:
+        raise ValueError(f'model={type(model).__name__}: its layers have grids of several sizes, {sorted(set(grids))}')
+    check_entries(len(batch), sum(p['peaks'].shape[2] for p in parts), grids[0])
+    return dict(grid=grids[0], heads=[p['peaks'].shape[2] for p in parts], maps=pack_maps(join(parts)))
+
+
+def describe_net(name: str, model: nn.Module, images: List[Image.Image]) -> Dict[str, Any]:
+    """What the page holds of a net: name, pictures, predictions, attention."""
+    batch = preprocess(model, images)
+    return dict(
+        name=name,
+        **describe_attention(model, batch),
+        pictures=[picture_uri(model, image) for image in batch],
+        predictions=classify(model, images),
+    )
+
+
+def explorer_page(models: Mapping[str, nn.Module], images: Mapping[str, Image.Image]) -> str:
+    """The explorer of nets and pictures, as one page that needs nothing else.
+
+    Args:
+        models: Nets to show side by side, by name, with timm configurations. Zoo nets with :class:`SelfAttention2d`
+            layers, and transformers that :func:`attention_maps` can read.
+        images: Pictures of any size, by name, preprocessed as each net's configuration says.
+
+    Returns:
+        HTML.
+
+    Raises:
+        ValueError: If there are no nets or no pictures, or a net has no attention that can be read.
+    """
+    if not models or not images:
+        raise ValueError('models and images: needs one of each at least')
+    nets = [describe_net(name, model, list(images.values())) for name, model in models.items()]
+    # inside a script element only "<" can end it
+    data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')
+    slots = dict(title=html.escape(', '.join(models)), data=data)
+    return re.sub(r'\{\{(\w+)\}\}', lambda slot: slots[slot[1]], TEMPLATE.read_text(encoding='utf-8'))
