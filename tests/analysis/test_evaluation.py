@@ -82,6 +82,14 @@ def test_what_is_no_picture_is_named(name, tmp_path):
         open_images([tmp_path / name])
 
 
+def test_half_a_picture_is_none(tmp_path):
+    Image.effect_noise((64, 64), 50.).save(tmp_path / 'whole.png')
+    content = (tmp_path / 'whole.png').read_bytes()
+    (tmp_path / 'half.png').write_bytes(content[:len(content) // 2])
+    with pytest.raises(ValueError, match=r'image .*half.png.: needs a readable picture'):
+        open_images([tmp_path / 'half.png'])
+
+
 @pytest.mark.skipif(not CIFAR10, reason='CIFAR10 names no folder with the dataset in the Hub\'s parquet layout')
 @pytest.mark.parametrize('name', [p.stem for p in sorted(hub.WEIGHTS_DIR.glob('*.safetensors'))])
 def test_shipped_nets_reach_the_accuracy_of_their_cards(name):

@@ -6,7 +6,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from timm.data import ImageDataset, create_dataset, create_loader, create_transform, resolve_data_config
 from tqdm import tqdm
 
@@ -132,7 +132,7 @@ def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
         try:
             with Image.open(path) as image:
                 images.append(image.convert('RGB'))
-        except (FileNotFoundError, IsADirectoryError, UnidentifiedImageError) as e:
+        except OSError as e:  # UnidentifiedImageError is one, and so is what a truncated picture raises
             raise ValueError(f'image {str(path)!r}: needs a readable picture file ({type(e).__name__})') from e
     return images
 
