@@ -65,20 +65,33 @@ def test_set_up_commands_are_what_ci_runs():
         assert command in script
 
 
-@pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if c[1] != 'eval'], ids=lambda c: c[1])
-def test_commands(command, tmp_path):
+DATASET = 'hfds/uoft-cs/cifar10'
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A folder with what the commands take for granted: a picture, and what a training run leaves."""
     Image.new('RGB', (50, 40), 'white').save(tmp_path / 'cat.jpg')
-    assert run([sys.executable, '-m', 'timm_selfconv', *command[1:]], cwd=tmp_path)
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'summary.csv').write_text('epoch,eval_top1\n0,40.5\n1,50.25\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if DATASET not in c], ids=' '.join)
+def test_commands(command, workplace):
+    out = run([sys.executable, '-m', 'timm_selfconv', *command[1:]], cwd=workplace)
+    assert out or Path(workplace, command[command.index('--out') + 1]).exists()
 
 
 @needs_cifar10
-@pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if c[1] == 'eval'], ids=lambda c: c[2])
-def test_commands_on_data(command, tmp_path):
-    command = [CIFAR10 if word == 'hfds/uoft-cs/cifar10' else word for word in command]
+@pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if DATASET in c], ids=' '.join)
+def test_commands_on_data(command, workplace):
+    command = [CIFAR10 if word == DATASET else word for word in command]
     if command[2] == 'local-dir:pruned':
-        run([sys.executable, '-m', 'timm_selfconv', *lines('timm-selfconv prune')[0][1:]], cwd=tmp_path)
+        run([sys.executable, '-m', 'timm_selfconv', *lines('timm-selfconv prune')[0][1:]], cwd=workplace)
     command += ['--split', 'test[:100]']
-    assert 'on 100 images' in run([sys.executable, '-m', 'timm_selfconv', *command[1:]], cwd=tmp_path)
+    out = run([sys.executable, '-m', 'timm_selfconv', *command[1:]], cwd=workplace)
+    assert 'on 100 images' in out if command[1] == 'eval' else 'attention.png' in out
 
 
 @needs_scripts
