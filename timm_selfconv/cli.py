@@ -375,7 +375,8 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
         "query, in pixels of the layers' grid (default: the middle)"))
     sub.add_argument('--run', metavar='DIR', help=(
-        "a run of timm's train.py: draw the centres of attention at its checkpoints too"))
+        "a run of timm's train.py: draw the centres of attention at its checkpoints too (it keeps "
+        '--checkpoint-hist of them)'))
     sub.add_argument('--format', choices=['png', 'svg', 'pdf'], default='png')
 
     sub = command('curves', run_curves, "draw test accuracy over epochs from the summary.csv of timm's train.py")
