@@ -127,9 +127,9 @@ def training_blobs(model: nn.Module, run: Path, columns: int = 6) -> Dict[int, L
     """
     if encoding_blobs(model) is None:
         raise ValueError(f'model={type(model).__name__}: its centres are no parameters, so training cannot be drawn')
-    torch.serialization.add_safe_globals([argparse.Namespace])  # train.py keeps its arguments
-    checkpoints = [
-        torch.load(path, map_location='cpu', weights_only=True) for path in run.glob('checkpoint-*.pth.tar')]
+    with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments
+        checkpoints = [
+            torch.load(path, map_location='cpu', weights_only=True) for path in run.glob('checkpoint-*.pth.tar')]
     if not checkpoints:
         raise ValueError(f'run={str(run)!r}: needs a folder with checkpoint-*.pth.tar files')
     checkpoints.sort(key=lambda checkpoint: checkpoint['epoch'])
