@@ -320,7 +320,7 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--data-dir', help='where the files of a named dataset lie')
     sub.add_argument('--split', default='test', help='split of the dataset (default: test)')
     sub.add_argument('--checkpoint', help='weights of your own')
-    sub.add_argument('--batch-size', type=int, default=128)
+    sub.add_argument('--batch-size', type=int, default=64)
     sub.add_argument('--input-key', default='img', help='column of the images (default: img)')
     sub.add_argument('--target-key', default='label', help='column of the labels (default: label)')
     sub.add_argument('--device', default='cpu')

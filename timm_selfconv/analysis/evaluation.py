@@ -60,7 +60,7 @@ def evaluate(
         model: nn.Module,
         data: str,
         split: str = 'test',
-        batch_size: int = 128,
+        batch_size: int = 64,
         data_dir: Optional[str] = None,
         input_key: str = 'img',
         target_key: str = 'label',
