@@ -51,6 +51,12 @@ def create_model(args: argparse.Namespace) -> nn.Module:
         raise ValueError(f'checkpoint={args.checkpoint!r}: cannot be loaded ({e})') from e
 
 
+def check_new(path: Path, option: str) -> None:
+    """Raise a FileExistsError if a result is there already, before the work that it would take."""
+    if path.exists():
+        raise FileExistsError(f'{path} exists: remove it or choose another {option}')
+
+
 def demo_pictures() -> List[Path]:
     """Ten pictures of CIFAR-10's test split that the package foolbox ships.
 
@@ -125,8 +131,7 @@ def run_export(args: argparse.Namespace) -> None:
     path = Path(args.output, f'{args.model}.safetensors')
     card = path.with_suffix('.md')
     for file in (path, card):
-        if file.exists():
-            raise FileExistsError(f'{file} exists: remove it or choose another --output')
+        check_new(file, '--output')
     hub.save_weights(create_model(args), path)
     try:
         saved = timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=str(path)))
@@ -182,8 +187,7 @@ def train_on_command(folder: Path) -> str:
 
 def run_prune(args: argparse.Namespace) -> None:
     folder = Path(args.output)
-    if folder.exists():
-        raise FileExistsError(f'{folder} exists: remove it or choose another --output')
+    check_new(folder, '--output')
     model = create_model(args)
     if args.heads:
         heads = parse_heads(args.heads)
@@ -247,8 +251,7 @@ def run_figures(args: argparse.Namespace) -> None:
         drawn['training'] = figures.figure_training(figures.training_blobs(model, Path(args.run)))
     files = {Path(args.out, f'{name}.{args.format}'): figure for name, figure in drawn.items()}
     for file in files:
-        if file.exists():
-            raise FileExistsError(f'{file} exists: remove it or choose another --out')
+        check_new(file, '--out')
     for file, figure in files.items():
         figures.save_figure(figure, file)
         print(file)
@@ -270,8 +273,7 @@ def distinct_names(names: Sequence[str]) -> List[str]:
 
 def run_explore(args: argparse.Namespace) -> None:
     file, names = Path(args.out), [args.model, *args.versus]
-    if file.exists():
-        raise FileExistsError(f'{file} exists: remove it or choose another --out')
+    check_new(file, '--out')
     if len(args.checkpoint) > len(names):
         raise ValueError(f'checkpoint={args.checkpoint!r}: needs one for each of {names} at most')
     pictures = evaluation.open_images(args.images)

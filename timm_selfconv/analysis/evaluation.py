@@ -10,7 +10,7 @@ from PIL import Image
 from timm.data import ImageDataset, create_dataset, create_loader, create_transform, resolve_data_config
 from tqdm import tqdm
 
-__all__ = ['Evaluation', 'classify', 'evaluate', 'open_dataset', 'open_images']
+__all__ = ['Evaluation', 'classify', 'evaluate', 'open_dataset', 'open_images', 'preprocess', 'to_picture']
 
 SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
 
@@ -141,6 +141,13 @@ def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
     """Pictures of any size as a model's configuration says it takes them, shape (B, C, height, width)."""
     transform = create_transform(**resolve_data_config({}, model=model))
     return torch.stack([transform(image) for image in images])
+
+
+def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
+    """An image as a net takes it, shape (C, height, width), for the eye: shape (height, width, 3), from 0 to 1."""
+    config = resolve_data_config({}, model=model)
+    mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
+    return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 
 
 def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str, float]]:

@@ -22,11 +22,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import torch
 import torch.nn as nn
 from PIL import Image
-from timm.data import resolve_data_config
 
 from timm_selfconv.layers import SelfAttention2d
 from .attention_maps import attention_layers, attention_maps, looks_at_content, run_with_hooks
-from .evaluation import classify, preprocess
+from .evaluation import classify, preprocess, to_picture
 
 __all__ = ['explorer_page', 'offset_tables', 'pack', 'quantise', 'two_map_scores']
 
@@ -179,13 +178,9 @@ def pack_maps(parts: Dict[str, torch.Tensor]) -> Dict[str, Any]:
 
 def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
     """What a net sees, shape (C, height, width) as it takes it, as PNG in a data URI."""
-    config = resolve_data_config({}, model=model)
-    mean, std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ('mean', 'std'))
-    pixels = ((image.cpu().float() * std + mean).clamp(0, 1) * 255).round().byte()
-    if pixels.shape[0] == 1:
-        pixels = pixels.expand(3, -1, -1)
+    pixels = (to_picture(model, image) * 255).round().byte()
     file = io.BytesIO()
-    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(file, 'png')
+    Image.fromarray(pixels.contiguous().numpy()).save(file, 'png')
     return 'data:image/png;base64,' + base64.b64encode(file.getvalue()).decode()
 
 

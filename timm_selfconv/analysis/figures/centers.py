@@ -19,6 +19,7 @@ from timm.models import clean_state_dict
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d, axis_offsets, precision_matrices
 from timm_selfconv.theory import center_of_mass
+from .maps import check_query
 from .style import TEXT_WIDTH, TITLE_HEIGHT, head_legend, head_style, lay_out, styled, titled_figure
 
 __all__ = [
@@ -97,11 +98,14 @@ def map_blobs(maps: Sequence[torch.Tensor], query: Optional[Tuple[int, int]] = N
 
     Returns:
         One entry a layer.
+
+    Raises:
+        ValueError: If the query is not on the grid.
     """
     blobs = []
     for layer in maps:
         height, width = layer.shape[-2:]
-        i, j = query or (height // 2, width // 2)
+        i, j = check_query(query, (height, width))
         attention = layer[:, i, j].double()
         centers = center_of_mass(layer.double())[:, i, j]
         rows = axis_offsets(height, attention)[i] - centers[:, :1]

@@ -1,13 +1,13 @@
 """All the figures that apply to a net."""
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
-from timm.data import resolve_data_config
 from timm.models._input import get_model_input_config
 
 from timm_selfconv.analysis.attention_maps import attention_maps, footprint_weights, looks_at_content
+from timm_selfconv.analysis.evaluation import to_picture
 from timm_selfconv.analysis.heads import report_layer
 from timm_selfconv.layers import SanAttention2d
 from .centers import encoding_blobs, figure_centers, map_blobs
@@ -23,33 +23,27 @@ KERNEL_SIZE = 3
 REPORTED = 8  # images that statistics are taken of: a residual's shared span grows with them
 
 
-def mean_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
-    """Attention maps of each layer, mean over images, a few at a time: shape (heads, H, W, H, W) each."""
+def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Tensor]]) -> List[torch.Tensor]:
+    """Mean over images of what a look at a batch gives, one tensor a layer with the batch first, a few at a time."""
     total: List[torch.Tensor] = []
     for batch in images.split(BATCH_SIZE):
-        sums = [maps.sum(0) for maps in attention_maps(model, batch)]
+        sums = [layer.sum(0) for layer in look(batch)]
         total = [a + b for a, b in zip(total, sums)] if total else sums
-    return [maps / len(images) for maps in total]
+    return [layer / len(images) for layer in total]
+
+
+def mean_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
+    """Attention maps of each layer, mean over images: shape (heads, H, W, H, W) each."""
+    return mean_over(images, lambda batch: attention_maps(model, batch))
 
 
 def mean_footprints(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
-    """Footprint weights of each bottleneck, mean over queries and images, a few at a time: shape (maps, K, K) each."""
-    total: List[torch.Tensor] = []
-    for batch in images.split(BATCH_SIZE):
-        sums = [weights.mean((2, 3)).sum(0) for weights in footprint_weights(model, batch)]
-        total = [a + b for a, b in zip(total, sums)] if total else sums
-    return [weights / len(images) for weights in total]
+    """Footprint weights of each bottleneck, mean over queries and images: shape (maps, K, K) each."""
+    return mean_over(images, lambda batch: [weights.mean((2, 3)) for weights in footprint_weights(model, batch)])
 
 
 def over_images(number: int) -> str:
     return f'mean over {number} images; ' if number > 1 else ''
-
-
-def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
-    """An image as the net takes it, shape (C, height, width), for the eye: shape (height, width, 3), from 0 to 1."""
-    config = resolve_data_config({}, model=model)
-    mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
-    return (image * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 
 
 def draw_figures(
