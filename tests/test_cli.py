@@ -14,8 +14,8 @@ from PIL import Image
 from timm.models import save_for_hf
 
 from timm_selfconv import hub
-from timm_selfconv.analysis import counting
-from timm_selfconv.analysis.tables import zoo_names
+from timm_selfconv.measure import counting
+from timm_selfconv.measure.tables import zoo_names
 from timm_selfconv.cli import DEMO_MODEL, main
 from timm_selfconv.theory import prune_heads
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn as nn
 from huggingface_hub import ModelCard
 
-from timm_selfconv import hub
+from timm_selfconv import files, hub
 
 
 def test_weights_are_saved_whole_and_never_over_others(tmp_path):
@@ -26,9 +26,9 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError('disk full')
 
-    monkeypatch.setattr(hub.os, 'link', fail)
+    monkeypatch.setattr(files.os, 'link', fail)
     with pytest.raises(OSError, match=r'disk full'):
-        hub.write_new(tmp_path / 'file', b'content')
+        files.write_new(tmp_path / 'file', b'content')
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,7 +45,7 @@ def test_weights_that_do_not_fit_the_type_or_name_are_refused(tmp_path):
 def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, 'WEIGHTS_DIR', tmp_path)
     assert hub.measured_accuracy('net') is None
-    hub.write_new(hub.card_path('net'), hub.model_card('net', 0.8123, 10000, {'seed': '42'}).encode())
+    files.write_new(hub.card_path('net'), hub.model_card('net', 0.8123, 10000, {'seed': '42'}).encode())
     assert hub.measured_accuracy('net') == 0.8123
     card = ModelCard.load(hub.card_path('net'))
     assert card.data.license == 'apache-2.0' and card.data.library_name == 'timm'
@@ -64,7 +64,7 @@ def test_a_card_s_facts_are_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, 'WEIGHTS_DIR', tmp_path)
     assert hub.card_facts('net') == {}
     facts = dict(recipe='recipes/net.yaml', epochs='3', time='36 minutes, beside other work')
-    hub.write_new(hub.card_path('net'), hub.model_card('net', 0.5, 100, facts).encode())
+    files.write_new(hub.card_path('net'), hub.model_card('net', 0.5, 100, facts).encode())
     read = hub.card_facts('net')
     assert read.pop('test accuracy').startswith('0.5000 (100 images') and read == facts
 

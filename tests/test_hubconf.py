@@ -2,7 +2,7 @@ from pathlib import Path
 
 import torch
 
-from timm_selfconv.analysis.tables import zoo_names
+from timm_selfconv.measure.tables import zoo_names
 
 REPO = Path(__file__).resolve().parent.parent
 ZOO = zoo_names()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from timm_selfconv.analysis.tables import format_results, format_zoo, results_rows, zoo_rows
+from timm_selfconv.measure.tables import format_results, format_zoo, results_rows, zoo_rows
 
 REPO = Path(__file__).resolve().parent.parent
 CIFAR10, SCRIPTS = os.environ.get('CIFAR10'), os.environ.get('TIMM_SCRIPTS')
@@ -41,7 +41,7 @@ def lines(prefix):
 def test_every_line_has_a_test_here():
     assert {language for language, _ in BLOCKS} == {'python', 'bash', 'text', 'bibtex'}
     known = (
-        'pip install ', 'timm-selfconv ', 'python train.py ', 'python recipes/train_fast.py ', 'torchrun ',
+        'pip install ', 'timm-selfconv ', 'python train.py ', 'python -m timm_selfconv.train ', 'torchrun ',
         'python -m timm_selfconv run ')
     assert [line for line in LINES if not line.startswith(known)] == []
 
@@ -103,7 +103,7 @@ def test_training(command, tmp_path):
 
 
 @needs_cifar10
-@pytest.mark.parametrize('command', lines('python recipes/train_fast.py'), ids=lambda c: c[2])
+@pytest.mark.parametrize('command', lines('python -m timm_selfconv.train'), ids=lambda c: c[2])
 def test_fast_training(command, tmp_path):
     command = [str(tmp_path / 'run') if word == 'run' else word for word in command]
     run([sys.executable, *command[1:], '--data', CIFAR10, '--device', 'cpu', 'batch_size=2', 'epochs=1',

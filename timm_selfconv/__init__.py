@@ -1,2 +1,2 @@
-from .analysis.attention_maps import attention_maps
+from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet

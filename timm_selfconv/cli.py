@@ -21,8 +21,11 @@ from tabulate import tabulate
 from timm.data import resolve_data_config
 
 from timm_selfconv import hub, theory
-from timm_selfconv.analysis import bench, counting, evaluation, explorer, tables
-from timm_selfconv.analysis.heads import format_heads, report_heads
+from timm_selfconv.data import classify, open_dataset, open_images, preprocess
+from timm_selfconv.files import write_new
+from timm_selfconv.look import explorer
+from timm_selfconv.look.heads import format_heads, report_heads
+from timm_selfconv.measure import bench, counting, evaluation, tables
 
 __all__ = ['main']
 
@@ -86,7 +89,7 @@ def run_list(args: argparse.Namespace) -> None:
 
 def run_classify(args: argparse.Namespace) -> None:
     model = create_model(args)
-    results = evaluation.classify(model, evaluation.open_images(args.images))
+    results = classify(model, open_images(args.images))
     rows = [(Path(path).name, name, prob) for path, (name, prob) in zip(args.images, results)]
     print(tabulate(rows, headers=('picture', 'class', 'probability'), floatfmt='.3f'))
 
@@ -137,7 +140,7 @@ def run_export(args: argparse.Namespace) -> None:
         saved = timm.create_model(args.model, pretrained=True, pretrained_cfg_overlay=dict(file=str(path)))
         result = evaluation.evaluate(saved, args.data)
         facts = dict(fact.split('=', 1) for fact in args.fact)
-        hub.write_new(card, hub.model_card(args.model, result.top1, result.images, facts).encode())
+        write_new(card, hub.model_card(args.model, result.top1, result.images, facts).encode())
     except BaseException:
         path.unlink()  # no weights without a card
         raise
@@ -212,7 +215,7 @@ def run_prune(args: argparse.Namespace) -> None:
 
 
 def run_heads(args: argparse.Namespace) -> None:
-    layers = report_heads(create_model(args), evaluation.open_images(args.images), args.kernel_size)
+    layers = report_heads(create_model(args), open_images(args.images), args.kernel_size)
     if args.json:
         reports = [dataclasses.asdict(layer) for layer in layers]
         print(json.dumps(dict(model=args.model, kernel_size=args.kernel_size, layers=reports), indent=2))
@@ -227,7 +230,7 @@ def import_figures() -> ModuleType:
         ValueError: If matplotlib is not installed.
     """
     try:
-        from timm_selfconv.analysis import figures
+        from timm_selfconv.look import figures
     except ImportError as e:
         raise ValueError(str(e)) from e
     return figures
@@ -240,11 +243,11 @@ def run_figures(args: argparse.Namespace) -> None:
     if args.count < 1:
         raise ValueError(f'count={args.count}: needs at least 1')
     model = create_model(args)
-    pictures = evaluation.open_images(args.images)
+    pictures = open_images(args.images)
     if args.data:
-        dataset = evaluation.open_dataset(args.data, args.split, args.data_dir, args.input_key, 'label')
+        dataset = open_dataset(args.data, args.split, args.data_dir, args.input_key, 'label')
         pictures = [dataset[i][0].convert('RGB') for i in range(min(args.count, len(dataset)))]
-    images = evaluation.preprocess(model, pictures) if pictures else None
+    images = preprocess(model, pictures) if pictures else None
     query = None if args.query is None else tuple(args.query)
     drawn = figures.draw_figures(model, images, [Path(image).stem for image in args.images], query)
     if args.run:
@@ -276,14 +279,14 @@ def run_explore(args: argparse.Namespace) -> None:
     check_new(file, '--out')
     if len(args.checkpoint) > len(names):
         raise ValueError(f'checkpoint={args.checkpoint!r}: needs one for each of {names} at most')
-    pictures = evaluation.open_images(args.images)
+    pictures = open_images(args.images)
     models = [
         create_model(argparse.Namespace(model=name, checkpoint=checkpoint))
         for name, checkpoint in itertools.zip_longest(names, args.checkpoint)]
     page = explorer.explorer_page(
         dict(zip(distinct_names(names), models)),
         dict(zip(distinct_names([Path(image).name for image in args.images]), pictures))).encode()
-    hub.write_new(file, page)
+    write_new(file, page)
     print(f'{file}: {len(page) / 1e6:.1f} MB, open it in a browser')
 
 

@@ -12,11 +12,12 @@ import torch
 import torch.nn as nn
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from timm_selfconv.files import write_new
 from timm_selfconv.models import WEIGHTS_DIR
 
 __all__ = [
     'card_facts', 'card_path', 'measured_accuracy', 'model_card', 'save_folder', 'save_shards', 'save_weights',
-    'weights_path', 'write_new',
+    'weights_path',
 ]
 
 
@@ -57,28 +58,6 @@ def card_facts(name: str) -> Dict[str, str]:
     if not card_path(name).is_file():
         return {}
     return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
-
-
-def write_new(path: Union[str, Path], content: bytes) -> None:
-    """Write a file that must not exist yet, whole or not at all.
-
-    Args:
-        path: Where to; its folder is made if need be.
-        content: What to write.
-
-    Raises:
-        FileExistsError: If there is a file already; it is left alone.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    try:
-        temporary.write_bytes(content)
-        os.link(temporary, path)  # unlike a rename, this fails where a file exists
-    except FileExistsError:
-        raise FileExistsError(f'{path} exists: remove it or choose another name') from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ import timm
 import torch
 
 from timm_selfconv import hub
-from timm_selfconv.analysis.tables import zoo_names
+from timm_selfconv.measure.tables import zoo_names
 
 ZOO = zoo_names()
 

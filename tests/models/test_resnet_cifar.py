@@ -3,7 +3,7 @@ import timm
 import torch
 
 import timm_selfconv
-from timm_selfconv.analysis.counting import count
+from timm_selfconv.measure.counting import count
 
 
 def test_published_parameters_to_the_digit():

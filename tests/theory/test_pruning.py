@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from timm.models import save_for_hf
 
-from timm_selfconv.analysis.counting import count
+from timm_selfconv.measure.counting import count
 from timm_selfconv.layers import ENCODINGS, RELATIVE, TERMS
 from timm_selfconv.models import SelfAttentionNet
 from timm_selfconv.theory import degenerate_heads, precision_eigenvalues, prune_heads

@@ -10,7 +10,7 @@ import torch.nn as nn
 from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock, ResNet
 
-from ._cifar import build_cifar_model, cifar_cfg
+from ._base import build_cifar_model, cifar_cfg
 
 __all__ = ['ResNetCifar']
 

@@ -21,7 +21,7 @@ from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from timm.models.resnet import BasicBlock
 
-from ._cifar import CifarNet, build_cifar_model, cifar_cfg
+from ._base import ZooNet, build_cifar_model, cifar_cfg
 from .self_attention import check_images, to_grid_size
 
 __all__ = ['ResVit']
@@ -127,7 +127,7 @@ class Block(nn.Module):
         return x
 
 
-class ResVit(CifarNet):
+class ResVit(ZooNet):
     """Classifier of transformer blocks on patches of convolutional features."""
     if TYPE_CHECKING:
         blocks: Any  # nn.Sequential of Block, whose attributes it does not show

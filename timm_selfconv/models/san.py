@@ -21,7 +21,7 @@ from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 
 from timm_selfconv.layers import PassBatchNorm2d, SanAttention2d
-from ._cifar import CifarNet, build_cifar_model, cifar_cfg
+from ._base import ZooNet, build_cifar_model, cifar_cfg
 
 __all__ = ['SAN']
 
@@ -83,7 +83,7 @@ class Stage(nn.Module):
         self.act = nn.ReLU(inplace=True)
 
 
-class SAN(CifarNet):
+class SAN(ZooNet):
     """Classifier of stages of vector attention."""
     if TYPE_CHECKING:
         stages: Any  # nn.ModuleList of Stage, whose attributes it does not show

@@ -21,7 +21,7 @@ from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 
 from timm_selfconv.layers import SelfAttention2d, resample_table
-from ._cifar import CifarNet, build_cifar_model, cifar_cfg
+from ._base import ZooNet, build_cifar_model, cifar_cfg
 from ._released import convert_released, is_released
 
 __all__ = ['SelfAttentionNet']
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return x
 
 
-class SelfAttentionNet(CifarNet):
+class SelfAttentionNet(ZooNet):
     """Classifier of self-attention layers on a grid of pixels, channels last throughout."""
     shares_key: Final[bool]
     if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from timm_selfconv import hub
-from timm_selfconv.analysis.published import PAPER, PUBLISHED
-from timm_selfconv.analysis.tables import zoo_names
+from timm_selfconv.measure.published import PAPER, PUBLISHED
+from timm_selfconv.measure.tables import zoo_names
 
-FOLDER = Path(__file__).resolve().parent.parent.parent / 'recipes'
+FOLDER = Path(__file__).resolve().parent.parent / 'recipes'
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob('*.yaml'))}
-ARGUMENTS = json.loads((FOLDER / 'train_arguments.json').read_text())
+ARGUMENTS = json.loads((Path(__file__).parent / 'train_arguments.json').read_text())
 SCRIPTS = os.environ.get('TIMM_SCRIPTS')
-IGNORED = {'crop_padding'}  # by train.py, which takes any key; recipes/train_fast.py knows it
+IGNORED = {'crop_padding'}  # by train.py, which takes any key; python -m timm_selfconv.train knows it
 TYPES = {'str': (str,), 'int': (int,), 'float': (float, int), 'bool': (bool,), 'dict': (dict,)}
 
 needs_scripts = pytest.mark.skipif(not SCRIPTS, reason="TIMM_SCRIPTS names no folder with timm's scripts")
@@ -147,7 +147,7 @@ def test_the_paper_s_hyper_parameters_are_the_default(name):
 
 
 def test_arguments_are_read_off_a_script():
-    spec = importlib.util.spec_from_file_location('train_arguments', FOLDER / 'train_arguments.py')
+    spec = importlib.util.spec_from_file_location('train_arguments', Path(__file__).parent / 'train_arguments.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     script = """

@@ -4,7 +4,7 @@ from typing import Callable, List, Sequence, Tuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from timm_selfconv.analysis.heads import HeadReport, LayerReport
+from timm_selfconv.look.heads import HeadReport, LayerReport
 from .style import head_legend, head_style, lay_out, styled, titled_figure
 
 __all__ = ['figure_statistics']
@@ -24,7 +24,7 @@ def figure_statistics(layers: Sequence[LayerReport], kernel_size: int, small: st
     """Residual to all K x K convolutions and statistics of the heads, a layer a step, a head a dot.
 
     Args:
-        layers: What :func:`timm_selfconv.analysis.heads.report_heads` returns.
+        layers: What :func:`timm_selfconv.look.heads.report_heads` returns.
         kernel_size: K that it was asked for.
         small: More of the small print, such as what the numbers are means over.
     """

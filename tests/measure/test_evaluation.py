@@ -7,7 +7,8 @@ import torch.nn as nn
 from PIL import Image
 
 from timm_selfconv import hub
-from timm_selfconv.analysis.evaluation import classify, evaluate, open_images
+from timm_selfconv.data import classify, open_images
+from timm_selfconv.measure.evaluation import evaluate
 from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
 
 CIFAR10 = os.environ.get('CIFAR10', '')

@@ -1,13 +1,14 @@
 """Train a net of the zoo as fast as one device allows, by the same recipe that timm's train.py takes.
 
-    python recipes/train_fast.py recipes/sa_quadratic_cifar.yaml --output runs/quadratic
-    python recipes/train_fast.py recipes/sa_quadratic_cifar.yaml --output runs/fast batch_size=512 lr=0.512 epochs=100
+    python -m timm_selfconv.train recipes/sa_quadratic_cifar.yaml --output runs/quadratic
+    python -m timm_selfconv.train recipes/sa_quadratic_cifar.yaml --output runs/fast batch_size=512 lr=0.512 epochs=100
 
 train.py is the reference. What differs here: all images lie on the device as uint8 and are cropped and flipped there,
 the optimiser is fused and a GPU runs the net compiled, so nothing waits for a data loader. KEY=VALUE replaces a key of
 the recipe (YAML; null removes it). A key that this script does not know stops it, so no part of a recipe is left out in
-silence. One key is for this script alone: `crop_padding`, the papers' random crop of the image padded with black, which
-train.py ignores (timm has none) in favour of `scale` and `ratio`.
+silence. Two keys are for this script alone: `crop_padding`, the papers' random crop of the image padded with black,
+which train.py ignores (timm has none) in favour of `scale` and `ratio`; and `img_sizes`, what images are resized to
+after the crop, from which epoch on: {0: 16, 10: 24, 20: 32} begins with 16 x 16 pixels, a quarter of the work.
 
 OUTPUT gets last.pth.tar after each epoch (timm's layout) and summary.csv (timm's columns). Stop the script at any
 moment and start it again with the same arguments: it goes on after the last whole epoch and ends with the weights that
@@ -20,11 +21,10 @@ import csv
 import importlib
 import io
 import math
-import os
 import shlex
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import timm
@@ -39,7 +39,8 @@ from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.utils import ModelEmaV3, random_seed
 from tqdm import tqdm
 
-from timm_selfconv.analysis.evaluation import open_dataset
+from timm_selfconv.data import open_dataset
+from timm_selfconv.files import replace_file
 from timm_selfconv.hub import save_shards
 
 # what train.py takes where a recipe is silent, of the keys that this script honours
@@ -49,9 +50,9 @@ DEFAULTS: Dict[str, Any] = dict(
     opt_eps=None, opt_betas=None, momentum=0.9, lr=None, weight_decay=2e-5, clip_grad=None, sched='cosine',
     sched_on_updates=False, warmup_epochs=5, warmup_lr=1e-5, warmup_prefix=False, min_lr=0.,
     decay_milestones=[90, 180, 270], decay_rate=0.1, amp=False, amp_dtype='float16', torchcompile=None,
-    model_ema=False, model_ema_decay=0.9998, model_ema_warmup=False, crop_padding=None, scale=[0.08, 1.],
-    ratio=[3 / 4, 4 / 3], train_interpolation='bilinear', hflip=0.5, color_jitter=0.4, reprob=0., mixup=0., cutmix=0.,
-    mixup_prob=1., smoothing=0.1, drop=0., drop_path=None, seed=42, checkpoint_hist=None)
+    val_interval=1, model_ema=False, model_ema_decay=0.9998, model_ema_warmup=False, crop_padding=None, img_sizes={},
+    scale=[0.08, 1.], ratio=[3 / 4, 4 / 3], train_interpolation='bilinear', hflip=0.5, color_jitter=0.4, reprob=0.,
+    mixup=0., cutmix=0., mixup_prob=1., smoothing=0.1, drop=0., drop_path=None, seed=42, checkpoint_hist=None)
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
 
@@ -73,15 +74,18 @@ def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
     recipe = {key: value for key, value in recipe.items() if value is not None}
     unknown = sorted(set(recipe) - set(DEFAULTS))
     if unknown:
-        raise ValueError(f'recipe={path!r}: train_fast.py does not do {unknown}; {unknown[0]}=null leaves it out')
+        raise ValueError(f'recipe={path!r}: train.py does not do {unknown}; {unknown[0]}=null leaves it out')
     args = argparse.Namespace(**{**DEFAULTS, **recipe})
     for key, wanted in (('amp_dtype', 'bfloat16'), ('color_jitter', 0)):
         if getattr(args, key) != wanted and not (key == 'amp_dtype' and not args.amp):
-            raise ValueError(f'{key}={getattr(args, key)!r}: train_fast.py needs {wanted}')
+            raise ValueError(f'{key}={getattr(args, key)!r}: timm_selfconv.train needs {wanted}')
     if args.train_interpolation not in ('bilinear', 'bicubic'):
         raise ValueError(f"train_interpolation={args.train_interpolation!r}: needs 'bilinear' or 'bicubic'")
     if args.lr is None:
         raise ValueError('lr=None: needs a learning rate')
+    numbers = [*args.img_sizes, *args.img_sizes.values()] if isinstance(args.img_sizes, dict) else [None]
+    if not all(isinstance(x, int) and x >= 0 for x in numbers):
+        raise ValueError(f'img_sizes={args.img_sizes!r}: needs a size in pixels by the epoch that it begins with')
     return args
 
 
@@ -149,12 +153,14 @@ class Augment:
     def normalize(self, x: torch.Tensor) -> torch.Tensor:
         return (x / 255 - self.mean) / self.std
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Crop, flip, normalise, erase."""
+    def __call__(self, x: torch.Tensor, size: Optional[int] = None) -> torch.Tensor:
+        """Crop, resize to a size in pixels if one is given, flip, normalise, erase."""
         if self.args.crop_padding is not None:
             x = padded_crop(x, self.args.crop_padding)
         else:
             x = random_resized_crop(x.float(), self.args.scale, self.args.ratio, self.args.train_interpolation)
+        if size is not None and size != x.shape[-1]:
+            x = F.interpolate(x.float(), (size, size), mode='bilinear', antialias=True)
         flip = torch.rand(len(x), 1, 1, 1, device=x.device) < self.args.hflip
         x = torch.where(flip, x.flip(3), x)
         return self.erase(self.normalize(x)).contiguous(memory_format=torch.channels_last)
@@ -230,10 +236,11 @@ class Training:
         order = torch.randperm(len(self.images), device=self.images.device)
         total = torch.zeros((), device=self.images.device)  # read once an epoch: reading waits for the device
         parameters = list(self.model.parameters())
+        size = next((args.img_sizes[start] for start in sorted(args.img_sizes, reverse=True) if start <= epoch), None)
         self.model.train()
         for step in range(self.steps):
             chosen = order[step * args.batch_size:(step + 1) * args.batch_size]
-            x, target, smoothing = self.augment(self.images[chosen]), self.labels[chosen], args.smoothing
+            x, target, smoothing = self.augment(self.images[chosen], size), self.labels[chosen], args.smoothing
             if self.mixup is not None:
                 (x, target), smoothing = self.mixup(x, target), 0.  # it smooths labels itself
             with torch.autocast(x.device.type, torch.bfloat16, enabled=args.amp):
@@ -272,7 +279,9 @@ class Training:
             self.publish(output, shards)
         while len(self.history) < epochs:
             start = time.perf_counter()
-            row = dict(epoch=len(self.history), train_loss=self.epoch(scheduler), **self.validate(validation))
+            row = dict(epoch=len(self.history), train_loss=self.epoch(scheduler))
+            if (row['epoch'] + 1) % self.args.val_interval == 0 or row['epoch'] + 1 == epochs:
+                row.update(self.validate(validation))
             self.seconds += time.perf_counter() - start
             self.history.append(dict(row, lr=self.optimizer.param_groups[0]['lr']))
             print(' '.join(f'{k} {v:.5g}' for k, v in self.history[-1].items()), f'{self.seconds:.0f} s', flush=True)
@@ -290,17 +299,10 @@ class Training:
 def summary(history: List[Dict[str, float]]) -> str:
     """The file that timm's train.py calls summary.csv."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(history[0]))
+    writer = csv.DictWriter(text, fieldnames=list(history[-1]))  # the longest: a last epoch is always validated
     writer.writeheader()
     writer.writerows(history)
     return text.getvalue()
-
-
-def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file in the place of one that may exist; whoever reads it sees the old or the new one, whole."""
-    temporary = path.with_name(f'.{path.name}')
-    write(temporary)
-    os.replace(temporary, path)
 
 
 def export_command(training: Training, options: argparse.Namespace, data: str) -> str:
@@ -309,7 +311,7 @@ def export_command(training: Training, options: argparse.Namespace, data: str) -
     threads = torch.get_num_threads()
     facts = {
         'recipe': options.recipe,
-        'script': 'recipes/train_fast.py',
+        'script': 'timm_selfconv.train',
         'arguments': ' '.join(options.overrides) or 'none',
         'epochs': args.epochs,
         'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
@@ -353,7 +355,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             training.load(torch.load(checkpoint, map_location=device, weights_only=True))
         training.run(load_images(data, args.val_split, *columns), options.output, options.shards)
     except ValueError as e:
-        parser.exit(2, f'train_fast.py: {e}\n')
+        parser.exit(2, f'timm_selfconv.train: {e}\n')
     print(export_command(training, options, data))
 
 

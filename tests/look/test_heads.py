@@ -7,7 +7,7 @@ import timm
 import torch
 from PIL import Image
 
-from timm_selfconv.analysis.heads import format_heads, report_heads
+from timm_selfconv.look.heads import format_heads, report_heads
 from timm_selfconv.theory import tap_offsets
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)

@@ -14,9 +14,9 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import timm_selfconv
-from timm_selfconv.analysis import explorer
-from timm_selfconv.analysis.evaluation import preprocess
-from timm_selfconv.analysis.explorer import LEVELS, explorer_page, offset_tables, pack, pack_maps, quantise, \
+from timm_selfconv.look import explorer
+from timm_selfconv.data import preprocess
+from timm_selfconv.look.explorer import LEVELS, explorer_page, offset_tables, pack, pack_maps, quantise, \
     shared_bytes
 from timm_selfconv.layers import SelfAttention2d
 

@@ -23,9 +23,9 @@ import torch
 import torch.nn as nn
 from PIL import Image
 
+from timm_selfconv.data import classify, preprocess, to_picture
 from timm_selfconv.layers import SelfAttention2d
 from .attention_maps import attention_layers, attention_maps, looks_at_content, run_with_hooks
-from .evaluation import classify, preprocess, to_picture
 
 __all__ = ['explorer_page', 'offset_tables', 'pack', 'quantise', 'two_map_scores']
 

@@ -1,6 +1,5 @@
 """The fast training script, against torch's, timm's and PIL's own."""
 import csv
-import importlib.util
 import os
 import re
 import shlex
@@ -21,17 +20,14 @@ import yaml
 from PIL import Image
 from timm.data import create_transform
 
-from timm_selfconv import hub
-from timm_selfconv.analysis.tables import zoo_names
+from timm_selfconv import hub, train
+from timm_selfconv.measure.tables import zoo_names
 from timm_selfconv.cli import main as cli
 
-FOLDER = Path(__file__).resolve().parent.parent.parent / 'recipes'
+FOLDER = Path(__file__).resolve().parent.parent / 'recipes'
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob('*.yaml'))}
 TINY = str(RECIPES['sa_quadratic_tiny_cifar'])
 
-spec = importlib.util.spec_from_file_location('train_fast', FOLDER / 'train_fast.py')
-train_fast = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(train_fast)
 
 
 @pytest.fixture(scope='module')
@@ -51,15 +47,15 @@ SMALL = 'model_kwargs={embed_dim: 8, mlp_dim: 8, depth: 2}'
 
 
 def run(folder, output, *more, recipe=TINY):
-    train_fast.main([recipe, '--data', str(folder), '--output', str(output), *more, 'batch_size=8'])
+    train.main([recipe, '--data', str(folder), '--output', str(output), *more, 'batch_size=8'])
     return torch.load(output / 'last.pth.tar', weights_only=True)
 
 
 @pytest.mark.parametrize('name', RECIPES)
 def test_headers_give_a_command_that_the_script_takes(name):
-    command = re.search(r'# Fastest:\s+(?:#\s+)?python (\S+) (\S+) --output \S+( .*)?', RECIPES[name].read_text())
-    assert command[1] == 'recipes/train_fast.py' and command[2] == f'recipes/{name}.yaml'
-    args = train_fast.read_recipe(str(RECIPES[name]), shlex.split(command[3] or ''))
+    command = re.search(r'# Fastest:\s+(?:#\s+)?python -m (\S+) (\S+) --output \S+( .*)?', RECIPES[name].read_text())
+    assert command[1] == 'timm_selfconv.train' and command[2] == f'recipes/{name}.yaml'
+    args = train.read_recipe(str(RECIPES[name]), shlex.split(command[3] or ''))
     recipe = yaml.safe_load(RECIPES[name].read_text())
     assert args.lr / args.batch_size == pytest.approx(recipe['lr'] / recipe['batch_size'])
     assert args.crop_padding == (4 if 'tiny' not in name and 'modern' not in name else None)
@@ -68,14 +64,14 @@ def test_headers_give_a_command_that_the_script_takes(name):
 @pytest.mark.parametrize('overrides,message', [
     (['aa=rand-m9'], r"does not do \['aa'\]; aa=null"),
     (['lr'], r"override='lr': needs KEY=VALUE"),
-    (['color_jitter=0.4'], r'color_jitter=0.4: train_fast.py needs 0'),
-    (['amp_dtype=float16'], r"amp_dtype='float16': train_fast.py needs bfloat16"),
+    (['color_jitter=0.4'], r'color_jitter=0.4: timm_selfconv.train needs 0'),
+    (['amp_dtype=float16'], r"amp_dtype='float16': timm_selfconv.train needs bfloat16"),
     (['train_interpolation=random'], r"train_interpolation='random': needs 'bilinear' or 'bicubic'"),
     (['lr=null'], r'lr=None: needs a learning rate'),
 ])
 def test_what_it_does_not_do_is_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
-        train_fast.read_recipe(TINY, overrides)
+        train.read_recipe(TINY, overrides)
 
 
 @pytest.mark.parametrize('more,message', [
@@ -85,13 +81,13 @@ def test_what_it_does_not_do_is_refused(overrides, message):
 ])
 def test_data_that_does_not_fit_is_refused(folder, tmp_path, capsys, more, message):
     with pytest.raises(SystemExit):
-        train_fast.main([TINY, '--data', str(folder), '--output', str(tmp_path), *more])
+        train.main([TINY, '--data', str(folder), '--output', str(tmp_path), *more])
     assert re.search(message, capsys.readouterr().err) and list(tmp_path.iterdir()) == []
 
 
 def test_padded_crops_are_all_the_windows_of_the_padded_image():
     image = torch.arange(1, 2 * 5 * 6 + 1, dtype=torch.uint8).view(1, 2, 5, 6)
-    crops = train_fast.padded_crop(image.expand(600, -1, -1, -1), 2)
+    crops = train.padded_crop(image.expand(600, -1, -1, -1), 2)
     padded = F.pad(image[0], (2, 2, 2, 2))
     windows = {padded[:, i:i + 5, j:j + 6].numpy().tobytes() for i in range(5) for j in range(5)}
     assert {crop.numpy().tobytes() for crop in crops} == windows  # of 600 draws each of 25 is missed with odds 1e-9
@@ -105,9 +101,9 @@ def test_resized_crops_are_pil_s(monkeypatch, interpolation, kind, tolerance):
     picture = (smooth + 8 * np.sin(np.arange(32))[:, None, None]).astype(np.uint8)
     size, corner = torch.tensor([[0.3, 0.6], [0.2, 0.7]]), torch.tensor([[0.1, 0.8], [0.5, 0.99]])
     drawn = {3: torch.cat([torch.ones(2, 1, 2), size[:, None].expand(-1, 9, -1)], 1), 2: corner}  # the first won't fit
-    monkeypatch.setattr(train_fast.torch, 'rand', lambda *shape, **kwargs: drawn[len(shape)])
+    monkeypatch.setattr(train.torch, 'rand', lambda *shape, **kwargs: drawn[len(shape)])
     x = torch.from_numpy(picture).permute(2, 0, 1).float().expand(2, -1, -1, -1)
-    ours = train_fast.random_resized_crop(x, (0.5, 1.), (0.8, 1.25), interpolation)
+    ours = train.random_resized_crop(x, (0.5, 1.), (0.8, 1.25), interpolation)
     for image, (u_area, u_aspect, u_top, u_left) in zip(ours, torch.cat([size, corner]).T.tolist()):
         area, aspect = 1024 * (0.5 + 0.5 * u_area), 0.8 * (1.25 / 0.8) ** u_aspect
         w, h = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
@@ -122,7 +118,7 @@ def test_windows_are_drawn_as_timm_draws_them():
     """A map of its own coordinates tells each window: mean and spread of its sides and corner, against timm's."""
     torch.manual_seed(0)
     rows = torch.arange(32.).view(1, 1, 32, 1).expand(4000, 1, 32, 32)
-    crops = train_fast.random_resized_crop(rows, (0.3, 1.), (0.75, 4 / 3), 'bilinear')[:, 0, :, 16]
+    crops = train.random_resized_crop(rows, (0.3, 1.), (0.75, 4 / 3), 'bilinear')[:, 0, :, 16]
     height = (crops[:, 20] - crops[:, 10]) / 10 * 32
     top = crops[:, 16] - height * (16.5 / 32) + 0.5
     transform = timm.data.transforms.RandomResizedCropAndInterpolation
@@ -134,10 +130,10 @@ def test_windows_are_drawn_as_timm_draws_them():
 
 
 def test_images_are_normalised_as_timm_does(folder):
-    args = train_fast.read_recipe(TINY, ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]'])
+    args = train.read_recipe(TINY, ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]'])
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8)
-    augment = train_fast.Augment(args, model, torch.device('cpu'))
-    images, labels = train_fast.load_images(str(folder), 'test', 'img', 'label', torch.device('cpu'))
+    augment = train.Augment(args, model, torch.device('cpu'))
+    images, labels = train.load_images(str(folder), 'test', 'img', 'label', torch.device('cpu'))
     assert images.dtype == torch.uint8 and labels.tolist() == [0, 0, 0, 1, 1, 1]
     transform = create_transform(**timm.data.resolve_data_config({}, model=model))
     wanted = torch.stack([transform(Image.fromarray(i.permute(1, 2, 0).numpy())) for i in images])
@@ -147,11 +143,11 @@ def test_images_are_normalised_as_timm_does(folder):
 
 def test_one_step_is_that_of_torch_s_optimiser(folder):
     """Augmentation off, one batch of all images: its order does not matter."""
-    args = train_fast.read_recipe(TINY, [
+    args = train.read_recipe(TINY, [
         'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'amp=null', 'opt=momentum', 'lr=0.5', 'sched_on_updates=true',
         'warmup_epochs=0', 'batch_size=24', 'epochs=2', 'clip_grad=0.1', SMALL])
-    data = train_fast.load_images(str(folder), 'train', 'img', 'label', torch.device('cpu'))
-    training = train_fast.Training(args, data)
+    data = train.load_images(str(folder), 'train', 'img', 'label', torch.device('cpu'))
+    training = train.Training(args, data)
     torch.manual_seed(args.seed)
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8, mlp_dim=8, depth=2)
     torch.testing.assert_close(training.model.state_dict(), model.state_dict(), rtol=0, atol=0)
@@ -166,8 +162,8 @@ def test_one_step_is_that_of_torch_s_optimiser(folder):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
 
-    scheduler, _ = train_fast.create_scheduler_v2(
-        training.optimizer, **train_fast.scheduler_kwargs(args), updates_per_epoch=training.steps)
+    scheduler, _ = train.create_scheduler_v2(
+        training.optimizer, **train.scheduler_kwargs(args), updates_per_epoch=training.steps)
     assert training.epoch(scheduler) == pytest.approx(loss.item(), rel=1e-5)
     assert training.optimizer.param_groups[0]['lr'] == pytest.approx(0.25)  # half of the cosine
     torch.testing.assert_close(training.model.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-6)
@@ -176,7 +172,7 @@ def test_one_step_is_that_of_torch_s_optimiser(folder):
 def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path):
     more = ['--device', 'cpu', 'epochs=400', 'drop=0.1', 'model_ema=true', 'mixup=0.2', 'cutmix=1', 'reprob=0.5', SMALL]
     command = [
-        sys.executable, str(FOLDER / 'train_fast.py'), TINY, '--data', str(folder),
+        sys.executable, '-m', 'timm_selfconv.train', TINY, '--data', str(folder),
         '--output', str(tmp_path / 'killed'), *more, 'batch_size=8']
     environment = dict(os.environ, OMP_NUM_THREADS=str(torch.get_num_threads()))  # another number rounds otherwise
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as p:
@@ -200,7 +196,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path):
 
     for output in ('killed', 'whole'):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Enough):
-            patch.setattr(train_fast.torch, 'save', stop_after(done + 1))
+            patch.setattr(train.torch, 'save', stop_after(done + 1))
             run(folder, tmp_path / output, *more)
     killed, whole = (torch.load(tmp_path / o / '.last.pth.tar', weights_only=True) for o in ('killed', 'whole'))
     assert killed['epoch'] == whole['epoch'] == done + 2

@@ -1,6 +1,6 @@
 """Derive the arguments of timm's train.py, which the recipes are checked against.
 
-    python recipes/train_arguments.py path/to/train.py > recipes/train_arguments.json
+    python tests/train_arguments.py path/to/train.py > tests/train_arguments.json
 
 The script is read, not run. For each argument, by the name that a recipe uses: `type` (what one value must be), `list`
 (whether it takes several) and `choices`.

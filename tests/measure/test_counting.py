@@ -4,9 +4,9 @@ import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from timm_selfconv.analysis.attention_maps import explicit_maps
-from timm_selfconv.analysis.counting import count
-from timm_selfconv.analysis.tables import zoo_names
+from timm_selfconv.look.attention_maps import explicit_maps
+from timm_selfconv.measure.counting import count
+from timm_selfconv.measure.tables import zoo_names
 
 N, D, M, HW, POS = 256, 400, 512, 32, 200  # positions, channels, MLP channels, rows + columns, channels of half a query
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from timm_selfconv.hub import write_new
+from timm_selfconv.files import write_new
 
 __all__ = [
     'FORMATS', 'MAP_COLORS', 'TEXT_WIDTH', 'TITLE_HEIGHT', 'frameless', 'head_legend', 'head_style', 'lay_out',

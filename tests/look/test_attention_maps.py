@@ -3,7 +3,7 @@ import timm
 import torch
 
 import timm_selfconv
-from timm_selfconv.analysis.attention_maps import among_patches, footprint_weights, looks_at_content
+from timm_selfconv.look.attention_maps import among_patches, footprint_weights, looks_at_content
 from timm_selfconv.layers import SanAttention2d
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=(2, 3))

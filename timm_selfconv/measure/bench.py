@@ -8,7 +8,7 @@ import torch.nn as nn
 from torch.utils.benchmark import Timer
 
 from timm_selfconv.models import SelfAttentionNet
-from .attention_maps import explicit_maps
+from timm_selfconv.look.attention_maps import explicit_maps
 
 __all__ = ['PathTimes', 'bench_nets', 'bench_paths']
 

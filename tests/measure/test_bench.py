@@ -3,7 +3,7 @@ import timm
 import torch
 import torch.nn as nn
 
-from timm_selfconv.analysis.bench import bench_nets, bench_paths
+from timm_selfconv.measure.bench import bench_nets, bench_paths
 
 
 class Work(nn.Module):

@@ -9,8 +9,8 @@ from tabulate import tabulate
 from timm.models._input import get_model_input_config
 
 from timm_selfconv import theory
+from timm_selfconv.data import preprocess
 from .attention_maps import attention_maps, looks_at_content
-from .evaluation import preprocess
 
 __all__ = ['HeadReport', 'LayerReport', 'format_heads', 'report_heads']
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import timm
 
 from timm_selfconv import hub
-from timm_selfconv.analysis import tables
-from timm_selfconv.analysis.published import PAPER, PUBLISHED, REPORT
-from timm_selfconv.analysis.tables import (
+from timm_selfconv.measure import tables
+from timm_selfconv.measure.published import PAPER, PUBLISHED, REPORT
+from timm_selfconv.measure.tables import (
     format_results, format_tables, format_zoo, paper_tables, results_rows, zoo_names, zoo_rows,
 )
 

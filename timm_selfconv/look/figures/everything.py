@@ -6,9 +6,9 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 from timm.models._input import get_model_input_config
 
-from timm_selfconv.analysis.attention_maps import attention_maps, footprint_weights, looks_at_content
-from timm_selfconv.analysis.evaluation import to_picture
-from timm_selfconv.analysis.heads import report_layer
+from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, looks_at_content
+from timm_selfconv.data import to_picture
+from timm_selfconv.look.heads import report_layer
 from timm_selfconv.layers import SanAttention2d
 from .centers import encoding_blobs, figure_centers, map_blobs
 from .footprints import figure_footprints

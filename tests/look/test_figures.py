@@ -13,10 +13,10 @@ from hypothesis import given, settings, strategies as st
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.patches import Ellipse, Rectangle
 
-from timm_selfconv.analysis import attention_maps as maps_module
-from timm_selfconv.analysis import figures
-from timm_selfconv.analysis.figures import style
-from timm_selfconv.analysis.heads import report_heads
+from timm_selfconv.look import attention_maps as maps_module
+from timm_selfconv.look import figures
+from timm_selfconv.look.figures import style
+from timm_selfconv.look.heads import report_heads
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
 
@@ -437,6 +437,6 @@ def test_figures_leave_matplotlibs_settings_and_pyplot_alone(tmp_path):
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
-    monkeypatch.delitem(sys.modules, 'timm_selfconv.analysis.figures')
+    monkeypatch.delitem(sys.modules, 'timm_selfconv.look.figures')
     with pytest.raises(ImportError, match=re.escape("pip install 'timm_selfconv[figures]'")):
-        importlib.import_module('timm_selfconv.analysis.figures')
+        importlib.import_module('timm_selfconv.look.figures')

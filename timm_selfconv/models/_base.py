@@ -10,7 +10,7 @@ from timm.models import build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
 __all__ = [
-    'CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'CifarNet', 'WEIGHTS_DIR', 'build_cifar_model', 'cifar_cfg',
+    'CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'ZooNet', 'WEIGHTS_DIR', 'build_cifar_model', 'cifar_cfg',
 ]
 
 CIFAR10_CLASSES = ('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck')
@@ -23,7 +23,7 @@ ModelT = TypeVar('ModelT', bound=nn.Module)
 WEIGHTS_DIR = Path(__file__).resolve().parent.parent / 'weights'
 
 
-class CifarNet(nn.Module):
+class ZooNet(nn.Module):
     """What timm asks of any model and all of our own classifiers answer alike.
 
     Attributes:

@@ -18,7 +18,7 @@ import torch.nn as nn
 from fvcore.nn import FlopCountAnalysis
 from fvcore.nn.jit_handles import get_shape
 
-from .attention_maps import explicit_maps
+from timm_selfconv.look.attention_maps import explicit_maps
 
 __all__ = ['Counts', 'FREE', 'HANDLES', 'count']
 

@@ -1,0 +1,88 @@
+"""How good a net is: accuracy on a dataset."""
+import time
+from dataclasses import dataclass
+from typing import Dict, Optional
+
+import torch
+import torch.nn as nn
+from timm.data import create_loader, resolve_data_config
+from tqdm import tqdm
+
+from timm_selfconv.data import class_names, open_dataset
+
+__all__ = ['Evaluation', 'evaluate']
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies between 0 and 1 on a number of images, and how many went through a second, decoding included."""
+    top1: float
+    top5: float
+    per_class: Dict[str, float]
+    images: int
+    images_per_second: float
+
+
+def evaluate(
+        model: nn.Module,
+        data: str,
+        split: str = 'test',
+        batch_size: int = 64,
+        data_dir: Optional[str] = None,
+        input_key: str = 'img',
+        target_key: str = 'label',
+        device: str = 'cpu',
+        progress: bool = True,
+) -> Evaluation:
+    """Evaluate a classifier in eval mode, on images preprocessed as its configuration says.
+
+    Args:
+        model: The classifier, with a timm configuration.
+        data: A folder in the Hub's parquet layout, a folder of one folder a class, or any dataset name of timm's
+            ('hfds/uoft-cs/cifar10', 'torch/cifar10', ...).
+        split: Split of the dataset.
+        batch_size: Images a batch.
+        data_dir: Where the files of a named dataset lie, for those that need it ('torch/cifar10').
+        input_key: Column of the images, for the Hub's layout.
+        target_key: Column of the labels, for the Hub's layout.
+        device: Where the model runs.
+        progress: Show a progress bar.
+
+    Returns:
+        Accuracies over all images of the split.
+
+    Raises:
+        ValueError: If there is no such dataset, no images in it, or labels that the model has no class for.
+    """
+    dataset = open_dataset(data, split, data_dir, input_key, target_key)
+    config = resolve_data_config({}, model=model)
+    loader = create_loader(
+        dataset,
+        batch_size=batch_size,
+        is_training=False,
+        use_prefetcher=False,
+        num_workers=0,
+        pin_memory=False,
+        device=torch.device(device),
+        **{k: config[k] for k in ('input_size', 'interpolation', 'mean', 'std', 'crop_pct', 'crop_mode')},
+    )
+    model = model.to(device).eval()
+    predictions, labels = [], []
+    start = time.perf_counter()
+    with torch.inference_mode():
+        for images, target in tqdm(loader, unit='batch', disable=not progress):
+            logits = model(images.to(device))
+            predictions.append(logits.topk(min(5, logits.shape[1])).indices.cpu())
+            labels.append(target)
+    seconds = time.perf_counter() - start
+
+    label, num_classes = torch.cat(labels), logits.shape[1]
+    if int(label.max()) >= num_classes or int(label.min()) < 0:
+        raise ValueError(
+            f'data={data!r}: has labels from {int(label.min())} to {int(label.max())}, '
+            f'but the model has {num_classes} classes')
+    hit = torch.cat(predictions) == label[:, None]
+    top1, top5 = hit[:, 0].double(), hit.any(1).double()
+    names = class_names(model, num_classes)
+    per_class = {n: float(top1[label == i].mean()) for i, n in enumerate(names) if (label == i).any()}
+    return Evaluation(float(top1.mean()), float(top5.mean()), per_class, len(label), len(label) / seconds)
