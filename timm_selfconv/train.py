@@ -37,7 +37,7 @@ from timm.data.random_erasing import RandomErasing
 from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.utils import ModelEmaV3, random_seed
-from tqdm import tqdm
+from tqdm import trange
 
 from timm_selfconv.data import open_dataset
 from timm_selfconv.files import replace_file
@@ -96,7 +96,8 @@ def load_images(data: str, split: str, input_key: str, target_key: str, device: 
         ValueError: If there is no such dataset, or its images are not of one size.
     """
     dataset = open_dataset(data, split, None, input_key, target_key)
-    pixels, labels = zip(*((np.asarray(image), label) for image, label in tqdm(dataset, desc=split, leave=False)))
+    rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False))
+    pixels, labels = zip(*((np.asarray(image), label) for image, label in rows))
     shapes = {image.shape for image in pixels}
     if len(shapes) > 1:
         raise ValueError(f'data={data!r}: needs images of one size, has {sorted(shapes)[:3]}')
@@ -183,9 +184,10 @@ class Training:
         if not self.steps:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
         random_seed(args.seed)
-        self.model = timm.create_model(
+        model: Any = timm.create_model(
             args.model, checkpoint_path=args.initial_checkpoint, drop_rate=args.drop, drop_path_rate=args.drop_path,
-            **args.model_kwargs).to(device, memory_format=torch.channels_last)
+            **args.model_kwargs).to(device)
+        self.model = model.to(memory_format=torch.channels_last)
         for name, labels in (('smallest', self.labels.min()), ('largest', self.labels.max())):
             if not 0 <= labels < self.model.num_classes:
                 raise ValueError(f'{name} label {int(labels)}: {args.model} has {self.model.num_classes} classes')
@@ -196,7 +198,7 @@ class Training:
             num_classes=self.model.num_classes) if args.mixup or args.cutmix else None
         self.ema = ModelEmaV3(
             self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
-        fused = dict(fused=True) if args.opt in FUSED else {}
+        fused: Dict[str, Any] = dict(fused=True) if args.opt in FUSED else {}
         self.optimizer = create_optimizer_v2(self.model, **optimizer_kwargs(args), **fused)
         self.history: List[Dict[str, float]] = []
         self.seconds = 0.
