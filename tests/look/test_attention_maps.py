@@ -1,9 +1,12 @@
+import threading
+from contextlib import contextmanager
+
 import pytest
 import timm
 import torch
 
 import timm_selfconv
-from timm_selfconv.look.attention_maps import among_patches, footprint_weights, looks_at_content
+from timm_selfconv.look.attention_maps import among_patches, footprint_weights, looks_at_content, private_copy
 from timm_selfconv.layers import SanAttention2d
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=(2, 3))
@@ -23,6 +26,77 @@ def test_maps_are_probabilities_and_the_same_on_every_path(name):
         block.attn.fused_attn = False
     for m, explicit in zip(maps, timm_selfconv.attention_maps(model, images)):
         torch.testing.assert_close(m, explicit)
+
+
+@contextmanager
+def meanwhile(function):
+    """Call a function again and again in another thread, and hand on what it raises."""
+    done, errors = threading.Event(), []
+
+    def work():
+        try:
+            while not done.is_set():
+                function()
+        except BaseException as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    assert errors == []
+
+
+@pytest.mark.parametrize('name,kwargs', [
+    ('sa_learned_content_hier_cifar', dict(embed_dim=8, mlp_dim=8, depth=6, num_heads=2)),
+    ('resvit_cifar', dict(embed_dim=8, mlp_dim=8, depth=6, num_heads=2))])
+def test_forwards_of_the_same_net_in_another_thread_are_none_of_ours(name, kwargs):
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=8, **kwargs).eval()
+    images, others = torch.randn(2, 1, 3, 8, 8)
+    expected, logits = timm_selfconv.attention_maps(model, images), model(others).detach()
+
+    def forward():
+        with torch.no_grad():
+            torch.testing.assert_close(model(others), logits)
+
+    with meanwhile(forward):
+        for _ in range(20):
+            maps = timm_selfconv.attention_maps(model, images)
+            torch.testing.assert_close(maps, expected)
+    with meanwhile(lambda: timm_selfconv.attention_maps(model, others)):
+        for _ in range(20):
+            timm_selfconv.attention_maps(model, images)
+    assert all(block.attn.fused_attn for block in model.blocks)
+
+
+@pytest.mark.parametrize('look,name,kwargs', [
+    (timm_selfconv.attention_maps, 'resvit_cifar', dict(SMALL, num_heads=2)),
+    (footprint_weights, 'san_pairwise_cifar', dict(channels=(32, 32), depths=(1, 1)))])
+def test_every_module_keeps_its_mode_and_its_statistics(look, name, kwargs):
+    """An eval block under a training net stays so, as frozen normalisation does in a net that is fine-tuned."""
+    model = timm.create_model(name, **kwargs).train()
+    frozen = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    for module in (*frozen, next(m for n, m in model.named_modules() if n.endswith('blocks.0'))):
+        module.eval()
+    modes = [m.training for m in model.modules()]
+    assert any(modes) and not all(modes)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    seen = []
+    with meanwhile(lambda: seen.append([m.training for m in model.modules()])):
+        look(model, torch.randn(2, 3, 32, 32))
+    assert [m.training for m in model.modules()] == modes and all(now == modes for now in seen)
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+def test_looking_takes_no_second_copy_of_the_weights():
+    model = timm.create_model('sa_quadratic_cifar', **SMALL)
+    twin = private_copy(model)
+    assert [p.data_ptr() for p in twin.parameters()] == [p.data_ptr() for p in model.parameters()]
+    assert not set(model.modules()) & set(twin.modules())
 
 
 def test_query_pixel_comes_first():

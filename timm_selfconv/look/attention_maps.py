@@ -1,5 +1,6 @@
 """Attention maps: where every query of a net looks."""
 import contextlib
+import copy
 from typing import Any, Iterator, List, Tuple
 
 import torch
@@ -58,17 +59,14 @@ def looks_at_content(model: nn.Module) -> bool:
         m.has_query or m.has_key if isinstance(m, SelfAttention2d) else True for m in attention_layers(model))
 
 
-def run_with_hooks(model: nn.Module, images: torch.Tensor, hooks: List[Any]) -> None:
-    """Forward images in eval mode, for the sake of hooks, which are removed; the net's own mode is restored."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            model(images)
-    finally:
-        model.train(was_training)
-        for hook in hooks:
-            hook.remove()
+def private_copy(model: nn.Module) -> nn.Module:
+    """A net that shares a net's parameters and buffers and is in eval mode.
+
+    Modes, flags and hooks of its modules are its own: set there, other threads that run the net don't see them.
+    """
+    hooks = (hook for m in model.modules() for d in (m._forward_hooks, m._forward_pre_hooks) for hook in d.values())
+    memo = {id(shared): shared for shared in (*model.parameters(), *model.buffers(), *hooks)}
+    return copy.deepcopy(model, memo).eval()
 
 
 def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, Tuple[int, int]]:
@@ -113,7 +111,7 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
 
     They are the same whether the net runs through row and column factors, a fused kernel or the explicit map: those of
     :class:`SelfAttention2d` are computed beside the forward pass from what enters each layer, and transformers run
-    through explicit maps meanwhile. A net's own mode is restored.
+    through explicit maps. The net itself is left alone, so other threads may run or train it meanwhile.
 
     Of transformers these are the maps of patches alone. Prefix tokens (class token, registers) are left out, as queries
     and as keys, and what is left is scaled to sum to 1: the softmax over patches alone, without what a query gives to
@@ -132,21 +130,19 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
         ValueError: If the model has no such layers, or others besides.
     """
     maps: List[torch.Tensor] = []
-
-    def look(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
-        maps.append(layer.attention_probs(*args))
-
-    def look_at_tokens(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
-        maps.append(among_patches(args[0], *patch_grid(model, images)))
-
-    layers = attention_layers(model)
+    net = private_copy(model)
+    layers = attention_layers(net)
     if all(isinstance(layer, SelfAttention2d) for layer in layers):
-        run_with_hooks(model, images, [layer.register_forward_pre_hook(look) for layer in layers])
-        return maps
-    patch_grid(model, images)  # before the work
-    with explicit_maps(model):
-        run_with_hooks(
-            model, images, [layer.attn_drop.register_forward_pre_hook(look_at_tokens) for layer in layers])
+        for layer in layers:
+            layer.register_forward_pre_hook(lambda layer, args: maps.append(layer.attention_probs(*args)))
+    else:
+        prefix, grid = patch_grid(net, images)
+        for layer in layers:
+            layer.fused_attn = False
+            layer.attn_drop.register_forward_pre_hook(
+                lambda _, args: maps.append(among_patches(args[0], prefix, grid)))
+    with torch.no_grad():
+        net(images)
     return maps
 
 
@@ -164,7 +160,8 @@ def footprint_weights(model: nn.Module, images: torch.Tensor) -> List[torch.Tens
     Raises:
         ValueError: If the model has no such layers.
     """
-    layers = [m for m in model.modules() if isinstance(m, SanAttention2d)]
+    net = private_copy(model)
+    layers = [m for m in net.modules() if isinstance(m, SanAttention2d)]
     if not layers:
         raise ValueError(f'model={type(model).__name__}: has no SanAttention2d layers to look into')
     weights: List[torch.Tensor] = []
@@ -175,5 +172,8 @@ def footprint_weights(model: nn.Module, images: torch.Tensor) -> List[torch.Tens
         footprint = layer.weights(query, own_key if key is None else key, i)
         weights.append(footprint.permute(0, 2, 3, 4, 1).unflatten(-1, (layer.kernel_size, layer.kernel_size)))
 
-    run_with_hooks(model, images, [layer.register_forward_pre_hook(look) for layer in layers])
+    for layer in layers:
+        layer.register_forward_pre_hook(look)
+    with torch.no_grad():
+        net(images)
     return weights

@@ -25,7 +25,7 @@ from PIL import Image
 
 from timm_selfconv.data import classify, preprocess, to_picture
 from timm_selfconv.layers import SelfAttention2d
-from .attention_maps import attention_layers, attention_maps, looks_at_content, run_with_hooks
+from .attention_maps import attention_layers, attention_maps, looks_at_content, private_copy
 
 __all__ = ['explorer_page', 'offset_tables', 'pack', 'quantise', 'two_map_scores']
 
@@ -208,7 +208,8 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
     Raises:
         ValueError: If its attention cannot be read, or does not fit in a page.
     """
-    layers = attention_layers(model)
+    net = private_copy(model)
+    layers = attention_layers(net)
     grids: List[Tuple[int, int]] = []
     if not looks_at_content(model):
         calls: List[SelfAttention2d] = []
@@ -217,7 +218,10 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
             calls.append(layer)
             grids.append((args[0].shape[1], args[0].shape[2]))
 
-        run_with_hooks(model, batch[:1], [layer.register_forward_pre_hook(note) for layer in layers])
+        for layer in layers:
+            layer.register_forward_pre_hook(note)
+        with torch.no_grad():
+            net(batch[:1])
         tables = [offset_tables(layer, *grids[0]) for layer in calls]
         names = ('rows', 'cols', 'cross')
         packed = {n: pack(torch.cat([t[i] for t in tables]).float()) for i, n in enumerate(names)}
@@ -232,7 +236,10 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
             check_entries(len(batch), sum(m.num_heads for m in layers), grid)
             parts.append(shared_bytes(*two_map_scores(layer, *args), grid))
 
-        run_with_hooks(model, batch, [layer.register_forward_pre_hook(look) for layer in layers])
+        for layer in layers:
+            layer.register_forward_pre_hook(look)
+        with torch.no_grad():
+            net(batch)
     else:
         for maps in attention_maps(model, batch):
             grids.append((maps.shape[2], maps.shape[3]))
@@ -250,7 +257,7 @@ def describe_net(name: str, model: nn.Module, images: List[Image.Image]) -> Dict
         name=name,
         **describe_attention(model, batch),
         pictures=[picture_uri(model, image) for image in batch],
-        predictions=classify(model, images),
+        predictions=classify(private_copy(model), images),
     )
 
 
