@@ -1,4 +1,4 @@
-"""Every code block of the README runs."""
+"""Every code block of the README and of its chapters, the README.md files beside the code, runs."""
 import os
 import re
 import shlex
@@ -13,8 +13,15 @@ from timm_selfconv.measure.tables import format_results, format_zoo, results_row
 
 REPO = Path(__file__).resolve().parent.parent
 CIFAR10, SCRIPTS = os.environ.get('CIFAR10'), os.environ.get('TIMM_SCRIPTS')
-BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```$', (REPO / 'README.md').read_text(), re.MULTILINE | re.DOTALL)
-LINES = [line for language, block in BLOCKS if language == 'bash' for line in block.splitlines()]
+CHAPTERS = [REPO / 'README.md', REPO / 'recipes' / 'README.md', *sorted((REPO / 'timm_selfconv').rglob('README.md'))]
+# by chapter, so that a failure names it
+BLOCKS = [
+    (str(chapter.relative_to(REPO).parent), language, block) for chapter in CHAPTERS
+    for language, block in re.findall(r'^```(\w*)\n(.*?)^```$', chapter.read_text(), re.MULTILINE | re.DOTALL)]
+PYTHON = [pytest.param(block, id=f'{chapter}-{i}') for i, (chapter, language, block) in enumerate(BLOCKS)
+          if language == 'python']
+LINES = list(dict.fromkeys(
+    line for _, language, block in BLOCKS if language == 'bash' for line in block.splitlines()))
 
 needs_cifar10 = pytest.mark.skipif(not CIFAR10, reason="CIFAR10 names no folder in the Hub's parquet layout")
 needs_scripts = pytest.mark.skipif(
@@ -34,19 +41,19 @@ def run(command, cwd=REPO, **environment):
 
 def lines(prefix):
     found = [shlex.split(line) for line in LINES if line.startswith(prefix)]
-    assert found, f'the README has no line that starts with {prefix!r}'
+    assert found, f'no chapter has a line that starts with {prefix!r}'
     return found
 
 
 def test_every_line_has_a_test_here():
-    assert {language for language, _ in BLOCKS} == {'python', 'bash', 'text', 'bibtex'}
+    assert {language for _, language, _ in BLOCKS} <= {'python', 'bash', 'text', 'bibtex'}
     known = (
         'pip install ', 'timm-selfconv ', 'python train.py ', 'python -m timm_selfconv.train ', 'torchrun ',
         'python -m timm_selfconv run ')
     assert [line for line in LINES if not line.startswith(known)] == []
 
 
-@pytest.mark.parametrize('block', [b for language, b in BLOCKS if language == 'python'])
+@pytest.mark.parametrize('block', PYTHON)
 def test_python_blocks(block):
     run([sys.executable, '-c', block])
 
