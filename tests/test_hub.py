@@ -1,4 +1,6 @@
-import huggingface_hub
+import json
+import pickle
+
 import pytest
 import safetensors.torch
 import torch
@@ -20,16 +22,6 @@ def test_weights_are_saved_whole_and_never_over_others(tmp_path):
         hub.save_weights(nn.Linear(3, 2), path)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]  # nothing half-written lies about
-
-
-def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    def fail(*args):
-        raise OSError('disk full')
-
-    monkeypatch.setattr(files.os, 'link', fail)
-    with pytest.raises(OSError, match=r'disk full'):
-        files.write_new(tmp_path / 'file', b'content')
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_that_do_not_fit_the_type_or_name_are_refused(tmp_path):
@@ -78,6 +70,38 @@ def test_shards_are_small_whole_and_replaced(tmp_path):
         'model.safetensors.index.json', 'model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors'}
     assert max(files.values()) < 2 ** 24 and [p.name for p in tmp_path.iterdir()] == ['net']
     again = nn.Sequential(*[nn.Linear(1800, 1800) for _ in range(4)], nn.BatchNorm1d(2))
-    huggingface_hub.load_torch_model(again, tmp_path / 'net', strict=True)
+    hub.load_shards(again, tmp_path / 'net')
     wanted = {k: v.half().float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
     torch.testing.assert_close(again.state_dict(), wanted, rtol=0, atol=0)
+
+
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, 'w')
+
+
+def test_a_folder_of_weights_runs_no_code(tmp_path):
+    """An index may name any file: huggingface_hub before 1.10 unpickled those that are no safetensors."""
+    model, folder = nn.Linear(3, 2), tmp_path / 'net'
+    hub.save_shards(model, folder)
+    (folder / 'trap.bin').write_bytes(pickle.dumps(Trap(str(tmp_path / 'sprung'))))
+    index = dict(metadata={}, weight_map=dict(weight='trap.bin', bias='model.safetensors'))
+    (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
+    hub.load_shards(model, folder)
+    assert not (tmp_path / 'sprung').exists()
+
+
+@pytest.mark.parametrize('content,message', [
+    ({}, r'needs .safetensors files'),
+    ({'model.bin': b'pickle'}, r'needs .safetensors files'),
+    ({'model.safetensors': b'not one'}, r'model.safetensors cannot be read'),
+    ({'model.safetensors': safetensors.torch.save({'weight': torch.zeros(2, 3)})}, r'weights of another net'),
+])
+def test_folders_that_hold_no_weights_of_this_net_are_refused(content, message, tmp_path):
+    for name, data in content.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        hub.load_shards(nn.Linear(3, 2), tmp_path)

@@ -13,7 +13,6 @@ from pickle import UnpicklingError
 from types import ModuleType
 from typing import Dict, List, Optional, Sequence
 
-import huggingface_hub
 import timm
 import torch.nn as nn
 from safetensors import SafetensorError
@@ -44,7 +43,7 @@ def create_model(args: argparse.Namespace) -> nn.Module:
         return timm.create_model(args.model, pretrained=True)
     if Path(args.checkpoint).is_dir():
         model = timm.create_model(args.model)
-        huggingface_hub.load_torch_model(model, args.checkpoint, strict=True)
+        hub.load_shards(model, args.checkpoint)
         return model
     if not Path(args.checkpoint).is_file():
         raise ValueError(f'checkpoint={args.checkpoint!r}: needs a weight file, or a folder of shards')

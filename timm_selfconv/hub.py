@@ -1,7 +1,5 @@
 """Weights: where they are, how they are saved, and the model cards that stand beside them."""
-import os
 import re
-import shutil
 from pathlib import Path
 from typing import Dict, Optional, Union
 
@@ -11,13 +9,14 @@ import timm.models
 import torch
 import torch.nn as nn
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors import SafetensorError
 
-from timm_selfconv.files import write_new
+from timm_selfconv.files import new_folder, replace_folder, write_new
 from timm_selfconv.models import WEIGHTS_DIR
 
 __all__ = [
-    'card_facts', 'card_path', 'measured_accuracy', 'model_card', 'save_folder', 'save_shards', 'save_weights',
-    'weights_path',
+    'card_facts', 'card_path', 'load_shards', 'measured_accuracy', 'model_card', 'save_folder', 'save_shards',
+    'save_weights', 'weights_path',
 ]
 
 
@@ -95,7 +94,7 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
 def save_shards(model: nn.Module, folder: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
     """Save a model's state dict as safetensors of less than 16 MiB each, for transports that take no larger files.
 
-    :func:`huggingface_hub.load_torch_model` and ``timm-selfconv export --checkpoint FOLDER`` read them.
+    :func:`load_shards` and ``timm-selfconv export --checkpoint FOLDER`` read them.
 
     Args:
         model: The model.
@@ -105,13 +104,34 @@ def save_shards(model: nn.Module, folder: Union[str, Path], dtype: torch.dtype =
     Raises:
         ValueError: If a value is not finite in that type.
     """
-    folder = Path(folder)
-    temporary = folder.with_name(f'.{folder.name}')
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    huggingface_hub.save_torch_state_dict(portable_state_dict(model, dtype), temporary, max_shard_size='16MB')
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    with replace_folder(folder) as temporary:
+        huggingface_hub.save_torch_state_dict(portable_state_dict(model, dtype), temporary, max_shard_size='16MB')
+
+
+def load_shards(model: nn.Module, folder: Union[str, Path]) -> None:
+    """Load the safetensors files of a folder, all of them and nothing else.
+
+    An index beside them is not read: it could name a file of another kind, and a pickle runs code.
+
+    Args:
+        model: Gets the weights, each parameter and buffer from one of the files.
+        folder: What :func:`save_shards` wrote.
+
+    Raises:
+        ValueError: If there are no such files, or what they hold is not this model's.
+    """
+    state_dict: Dict[str, torch.Tensor] = {}
+    for file in sorted(Path(folder).glob('*.safetensors')):
+        try:
+            state_dict.update(safetensors.torch.load_file(file))
+        except SafetensorError as e:
+            raise ValueError(f'folder={str(folder)!r}: {file.name} cannot be read ({e})') from e
+    if not state_dict:
+        raise ValueError(f'folder={str(folder)!r}: needs .safetensors files')
+    try:
+        model.load_state_dict(state_dict)
+    except RuntimeError as e:
+        raise ValueError(f'folder={str(folder)!r}: holds weights of another net ({e})') from e
 
 
 def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
@@ -124,15 +144,8 @@ def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
     Raises:
         FileExistsError: If there is something already; it is left alone.
     """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f'.{folder.name}.{os.getpid()}')
-    try:
+    with new_folder(folder) as temporary:
         timm.models.save_for_hf(model, str(temporary), safe_serialization=True)
-        folder.mkdir()  # fails where something exists
-        temporary.replace(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -> str:
