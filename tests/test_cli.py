@@ -144,7 +144,7 @@ def test_what_prune_says_trains_the_pruned_net_on(degenerate, tmp_path, capsys):
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith('Train it on'))
     python, script, *command = shlex.split(line.split(':', 1)[1])
     assert python == 'python' and script == 'train.py'
-    recipe = RECIPES / 'sa_quadratic_gen_pruned_cifar.yaml'
+    recipe = RECIPES / 'pruned.yaml'
     assert command[:2] == ['-c', f'recipes/{recipe.name}']
     for key, value in yaml.safe_load(recipe.read_text())['model_kwargs'].items():
         assert f'{key}={value}' in command  # they would be lost

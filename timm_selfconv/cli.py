@@ -182,7 +182,7 @@ def train_on_command(folder: Path) -> str:
         # train.py has arguments of its own for these
         **{k: v for k, v in config['model_args'].items() if k not in ('in_chans', 'num_classes', 'global_pool')}}
     return shlex.join([
-        'python', 'train.py', '-c', 'recipes/sa_quadratic_gen_pruned_cifar.yaml', '--model', config['architecture'],
+        'python', 'train.py', '-c', 'recipes/pruned.yaml', '--model', config['architecture'],
         '--num-classes', str(config['num_classes']), '--initial-checkpoint', str(folder / 'model.safetensors'),
         '--model-kwargs', *(f'{k}={v!r}'.replace(' ', '') for k, v in model_kwargs.items())])
 

@@ -1,7 +1,7 @@
 """Train a net of the zoo as fast as one device allows, by the same recipe that timm's train.py takes.
 
-    python -m timm_selfconv.train recipes/sa_quadratic_cifar.yaml --output runs/quadratic
-    python -m timm_selfconv.train recipes/sa_quadratic_cifar.yaml --output runs/fast batch_size=512 lr=0.512 epochs=100
+    python -m timm_selfconv.train recipes/paper.yaml model=sa_learned_cifar --output runs/learned
+    python -m timm_selfconv.train recipes/paper.yaml model=sa_learned_cifar --output runs/fast batch_size=512 lr=0.512
 
 train.py is the reference. What differs here: all images lie on the device as uint8 and are cropped and flipped there,
 the optimiser is fused and a GPU runs the net compiled, so nothing waits for a data loader. KEY=VALUE replaces a key of
@@ -313,7 +313,7 @@ def export_command(training: Training, options: argparse.Namespace, data: str) -
     threads = torch.get_num_threads()
     facts = {
         'recipe': options.recipe,
-        'script': 'timm_selfconv.train',
+        'script': 'python -m timm_selfconv.train',
         'arguments': ' '.join(options.overrides) or 'none',
         'epochs': args.epochs,
         'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',

@@ -86,7 +86,7 @@ def build_cifar_model(model_cls: Type[ModelT], variant: str, pretrained: bool, *
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
             raise RuntimeError(
-                f'{variant} has no trained weights yet. Train it (train.py -c recipes/{variant}.yaml), give weights of '
+                f'{variant} has no trained weights yet. Train it (recipes/README.md says how), give weights of '
                 f"your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
                 "timm.list_models('*_cifar', pretrained=True)")
     return build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
