@@ -1,0 +1,215 @@
+import itertools
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+
+from timm_selfconv import attention_maps, hub
+from timm_selfconv.layers import ENCODINGS, RELATIVE, TERMS
+from timm_selfconv.models import SelfAttentionNet
+from timm_selfconv.theory import include, prune_heads
+
+SMALL = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2)
+CONTENT = ('content', 'content_position')
+SUBSETS = [s for n in range(1, 5) for s in itertools.combinations(TERMS, n)]
+KINDS = [(e, t) for e in RELATIVE for t in SUBSETS] + [(e, ('content',)) for e in ENCODINGS if e not in RELATIVE]
+SHIPPED = ['sa_quadratic_tiny_cifar', 'sa_learned_tiny_cifar']
+
+
+def make_net(encoding='quadratic', terms=('position',), num_heads=3, seed=0, **kwargs):
+    """A net whose parameters are nowhere near zero or symmetric."""
+    torch.manual_seed(seed)
+    net = SelfAttentionNet(**{
+        **SMALL, 'encoding': encoding, 'terms': terms, 'num_heads': num_heads, 'dtype': torch.float64, **kwargs})
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return net.eval()
+
+
+def images(*size, in_chans=3, seed=1):
+    height, width = size or (8, 8)
+    return torch.randn(
+        2, in_chans, height, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same_function(net, other, x):
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), other(x), rtol=0, atol=1e-11)
+
+
+def holds(low, high):
+    """Whether one kind of attention is in another, by equation (8)."""
+    (encoding, terms), (rich, more) = low, high
+    if low == high:
+        return True
+    if encoding not in RELATIVE or rich not in RELATIVE:
+        return False
+    if terms == more and not {'position', 'content_position'} & set(terms):
+        return True  # without a term for it, an encoding is none
+    if terms != ('position',):
+        return False
+    if 'position' in more:
+        return rich == encoding or (encoding, rich) in {('quadratic', 'quadratic_gen'), ('quadratic', 'learned')}
+    return rich == 'learned' and encoding != 'quadratic_gen' and 'content_position' in more
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_a_rich_net_computes_what_a_poorer_one_does_or_it_is_said_why_not(data):
+    low, high = data.draw(st.sampled_from(KINDS[:1] + KINDS)), data.draw(st.sampled_from(KINDS))
+    if data.draw(st.booleans()):  # else most pairs have no rung between them
+        low = data.draw(st.sampled_from([kind for kind in KINDS if holds(kind, high)]))
+    heads = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
+    more = [min(n + data.draw(st.integers(0, 2)), 4) for n in heads]
+    size = [2 * n for n in data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=2))]
+    projections = [data.draw(st.booleans()) for _ in range(2)]
+    seed = data.draw(st.integers(0, 2 ** 16))
+    net = make_net(*low, heads, seed, img_size=size, attn_proj=projections[0])
+    target = make_net(*high, more, seed + 1, img_size=size, attn_proj=projections[1])
+    state = {name: value.clone() for name, value in [*net.state_dict().items(), *target.state_dict().items()]}
+    if holds(low, high):
+        assert_same_function(include(net, target), net, images(*size))
+    else:
+        with pytest.raises(ValueError, match=r'is not in target=.*: no rung leads'):
+            include(net, target)
+    assert all(torch.equal(state[k], v) for k, v in target.state_dict().items())
+
+
+@pytest.mark.parametrize('name', SHIPPED)
+@pytest.mark.parametrize('target', [
+    'sa_quadratic_gen_cifar', 'sa_learned_cifar', 'sa_learned_h16_cifar', 'sa_learned_content_tiny_cifar',
+    'sa_learned_content_h16_cifar'])
+def test_trained_nets_climb_several_rungs_at_once(name, target):
+    net = timm.create_model(name, pretrained=True).eval().double()
+    x = images(32, 32)
+    if name == 'sa_learned_tiny_cifar' and target == 'sa_quadratic_gen_cifar':
+        with pytest.raises(ValueError, match=r'model=sa_learned_tiny_cifar \(learned: position; heads 9, .*\) is not '
+                                             r'in target=sa_quadratic_gen_cifar .*no rung leads.*-> learned'):
+            include(net, target)
+        return
+    rich = include(net, target)
+    assert rich.pretrained_cfg['architecture'] == target and not rich.training
+    assert_same_function(rich, net, x)
+    with torch.no_grad():
+        for there, here in zip(attention_maps(rich, x), attention_maps(net, x)):
+            torch.testing.assert_close(there[:, :9], here, rtol=0, atol=1e-12)
+
+
+def test_rung_by_rung_is_as_good():
+    net = make_net('quadratic')
+    rich = include(include(include(net, make_net('learned')), make_net('learned', CONTENT)),
+                   make_net('learned', CONTENT, num_heads=5))
+    assert_same_function(rich, net, images())
+
+
+@pytest.mark.parametrize('size', [(8, 8), (12, 20), (4, 32)])
+def test_images_of_any_size_and_smaller_ones(size):
+    net = timm.create_model(
+        'sa_quadratic_cifar', img_size=size, embed_dim=8, mlp_dim=8, depth=2, num_classes=7, in_chans=1, num_heads=4,
+        norm_eps=1e-6, act_layer='silu', patch_size=4, dtype=torch.float64).eval()
+    target = include(net, 'sa_learned_content_h16_cifar')
+    for rows in (4, size[0]):
+        assert_same_function(target, net, images(rows, size[1], in_chans=1))
+
+
+def test_a_net_with_no_name_gives_its_sizes_to_one():
+    net = make_net('quadratic', img_size=32)
+    assert_same_function(include(net, 'sa_learned_content_cifar'), net, images(32, 32))
+
+
+def test_sharp_and_far_and_flat_heads_stay_what_they_are():
+    """Theorem 1's alpha = 46, a Gaussian 100 pixels away, and one that is next to flat."""
+    net = make_net('quadratic', num_heads=4)
+    with torch.no_grad():
+        for block in net.blocks:
+            block.attn.encoding.centers.copy_(torch.tensor([[1., -1.], [100., -30.], [0.4, 9.], [0., 0.]]))
+            block.attn.encoding.spreads.copy_(torch.tensor([92. ** 0.5, 0.3, 1e-4, 0.]))
+    for target in (make_net('quadratic_gen', num_heads=4), make_net('learned', num_heads=4),
+                   make_net('learned', CONTENT, num_heads=4)):
+        assert_same_function(include(net, target), net, images())
+
+
+def test_pruned_nets_are_in_fuller_ones():
+    net = make_net('quadratic_gen', num_heads=4)
+    pruned = prune_heads(net, {0: [2], 1: [3, 0]})
+    fuller = include(pruned, net)
+    assert fuller.num_heads == (4, 4)
+    assert_same_function(fuller, pruned, images())
+
+
+def test_hierarchical_nets_that_know_positions_alone_are_in_plain_ones():
+    shared = make_net('learned', hierarchical=True, depth=3)
+    assert_same_function(include(shared, make_net('learned', CONTENT, depth=3)), shared, images())
+    content = make_net('learned', CONTENT, hierarchical=True, depth=3)
+    assert_same_function(include(shared, content), shared, images())
+    with pytest.raises(ValueError, match='do not share their keys'):
+        include(content, make_net('learned', CONTENT, depth=3))
+    with pytest.raises(ValueError, match='share one block'):
+        include(make_net('learned', depth=3), shared)
+
+
+@pytest.mark.parametrize('encoding,terms', [
+    ('quadratic_gen', ('position',)), ('learned', ('position',)), ('learned', CONTENT), ('learned', TERMS),
+    ('quadratic', ('content', 'position'))])
+def test_everything_learns_after_two_steps(encoding, terms):
+    """Zeros must not be saddles: but for the keys' bias, which no softmax sees, every parameter gets gradients."""
+    torch.manual_seed(0)
+    net = include(make_net('quadratic'), make_net(encoding, terms, num_heads=4)).train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    x, labels = images(), torch.tensor([1, 2])
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), labels).backward()
+        optimizer.step()
+    for name, parameter in net.named_parameters():
+        if not name.endswith('attn.key.bias'):
+            assert (parameter.grad != 0).any(), name
+        if name.endswith(('query.weight', 'key.weight', 'value.weight')):
+            heads = parameter.grad.unflatten(1 if 'value' in name else 0, (4, -1)).abs()
+            assert heads.movedim(1 if 'value' in name else 0, 0).flatten(1).amax(1).min() > 0, name
+
+
+@pytest.mark.parametrize('target', ['sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar'])
+def test_a_float16_file_keeps_the_logits(target, tmp_path):
+    net = timm.create_model('sa_quadratic_tiny_cifar', pretrained=True).eval()
+    rich = include(net, target)
+    hub.save_folder(rich, tmp_path / 'whole')
+    hub.save_weights(rich, tmp_path / 'half.safetensors')
+    x = images(32, 32).float()
+    again = timm.create_model(f"local-dir:{tmp_path / 'whole'}", pretrained=True).eval()
+    torch.testing.assert_close(again(x), rich(x), rtol=0, atol=0)
+    again.load_state_dict(safetensors.torch.load_file(tmp_path / 'half.safetensors'))
+    torch.testing.assert_close(again(x), net(x), rtol=0, atol=5e-3)  # of logits of size 4
+
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(num_heads=2), r'needs at least 3 heads in this layer, has 2'),
+    (dict(depth=3), r'needs depth=2, has 3'),
+    (dict(embed_dim=12), r'needs embed_dim=8, has 12'),
+    (dict(num_classes=5), r'needs num_classes=10, has 5'),
+    (dict(act_layer='relu'), r"needs act_layer='gelu', has 'relu'"),
+    (dict(img_size=12), r'tables are for 6 positions along axis 0, not for 4'),
+    (dict(terms=('content_position',), qk_bias=False), r'no bias to hold position scores'),
+    (dict(embed_dim=8, num_heads=7, terms=CONTENT), r'scores of 7 heads do not fit in 4 channels of its tables'),
+])
+def test_what_does_not_fit_is_named(kwargs, match):
+    heads = kwargs.get('num_heads', 3)
+    net = make_net('learned', num_heads=7 if heads == 7 else 3)
+    with pytest.raises(ValueError, match=match):
+        include(net, make_net('learned', **{'terms': ('content_position',), **kwargs}))
+
+
+@pytest.mark.parametrize('target', ['no_such_net', 'resnet18_cifar', 'vit_tiny_patch16_224'])
+def test_names_of_other_nets_are_refused(target):
+    with pytest.raises(ValueError, match=f"target='{target}': needs a SelfAttentionNet, or the registered name of one"):
+        include(make_net(), target)
+
+
+def test_other_nets_are_refused():
+    resnet = timm.create_model('resnet18_cifar', device='meta')
+    for model, target in ((resnet, make_net()), (make_net(), resnet)):
+        with pytest.raises(ValueError, match='needs a SelfAttentionNet'):
+            include(model, target)

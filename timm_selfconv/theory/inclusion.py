@@ -1,0 +1,334 @@
+"""A ladder of nets: each way to attend holds the ones below it, exactly, so a net can be turned into a richer one.
+
+The paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) says that attention contains convolution. The same
+holds among its own attentions, for whole nets, borders included, because a softmax over the same scores is the same
+attention. The rungs, from below:
+
+- quadratic in general quadratic: the square root of the precision is ``S = spread I``;
+- quadratic in learned: on a grid a score is a function of the row offset plus one of the column offset, and tables of
+  offsets hold any such function;
+- position in learned + content: the scores stand in the query's bias, query and key weights are zero;
+- position in position + further terms of equation (8): queries and ``u`` are zero;
+- few heads in many: the new heads' values are zero, so pruned nets are in fuller ones too.
+"""
+import copy
+from typing import Any, Dict, FrozenSet, Tuple, Union
+
+import timm
+import torch
+import torch.nn as nn
+from timm.models._input import get_model_input_config
+
+from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d, \
+    gaussian_axis_scores
+from timm_selfconv.models import SelfAttentionNet
+from .pruning import attention_layers
+
+__all__ = ['include']
+
+RUNGS = (
+    'quadratic -> quadratic_gen', 'quadratic -> learned', 'position -> learned content + content_position',
+    'position -> position and further terms', 'heads -> more heads')
+POSITION = frozenset({'position'})
+
+
+def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
+    """Encoding and terms of a layer, in the words that :class:`SelfAttention2d` takes."""
+    encoding = getattr(attn, 'encoding', None)
+    terms = {
+        'content': attn.has_content, 'key_bias': attn.has_key_bias,
+        **{term: bool(getattr(encoding, term, False)) for term in ('position', 'content_position')}}
+    names = {
+        QuadraticEncoding: 'quadratic_gen' if getattr(encoding, 'full', False) else 'quadratic',
+        LearnedEncoding: 'learned',
+        AbsoluteEncoding: 'absolute' if getattr(encoding, 'learned', False) else 'sinusoid'}
+    return names.get(type(encoding), 'none'), frozenset(term for term, kept in terms.items() if kept)
+
+
+def describe(model: SelfAttentionNet) -> str:
+    """A net's name, if timm made it, and how it attends."""
+    name = getattr(model, 'pretrained_cfg', {}).get('architecture', type(model).__name__)
+    encoding, terms = kind(attention_layers(model)[0])
+    return f"{name} ({encoding}: {' + '.join(sorted(terms))}; heads {', '.join(map(str, model.num_heads))})"
+
+
+def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """A table and keys with ``table @ keys.T`` equal to scores.
+
+    Keys and table share each head's size alike, and use all channels alike: float16 then rounds off least, and a
+    gradient that is not zero reaches every entry of both.
+
+    Args:
+        scores: Scores of offsets, float64, shape (offsets, heads).
+        channels: Channels of table and keys.
+
+    Returns:
+        Table of shape (offsets, channels) and keys of shape (heads, channels), float64.
+
+    Raises:
+        ValueError: If the scores of the heads span more directions than there are channels.
+    """
+    sizes = scores.norm(dim=0).clamp(min=1.).sqrt()
+    left, singular, right = torch.linalg.svd(scores / sizes, full_matrices=False)
+    rank = min(len(singular), channels)
+    if bool((singular[rank:] > 1e-12 * singular[:1]).any()):
+        raise ValueError(f'scores of {scores.shape[1]} heads do not fit in {channels} channels of its tables')
+    basis = nn.init.orthogonal_(scores.new_empty(rank, channels), generator=torch.Generator().manual_seed(0))
+    return left[:, :rank] * singular[:rank] @ basis, sizes[:, None] * (right[:rank].T @ basis)
+
+
+def axis_scores(encoding: nn.Module, axis: int, offsets: int) -> torch.Tensor:
+    """Position scores of one axis, each head's largest zero, which the softmax does not see.
+
+    Args:
+        encoding: A quadratic or learned encoding with the position term.
+        axis: 0 for rows, 1 for columns.
+        offsets: How many offsets there are, from ``-(offsets - 1) / 2`` up.
+
+    Returns:
+        Scores, float64, shape (offsets, heads).
+
+    Raises:
+        ValueError: If a learned encoding knows other offsets, or a full precision couples the axes.
+    """
+    if isinstance(encoding, LearnedEncoding):
+        table, keys = ((encoding.row_table, encoding.row_keys), (encoding.col_table, encoding.col_keys))[axis]
+        if len(table) != offsets:
+            raise ValueError(
+                f'its tables are for {(offsets + 1) // 2} positions along axis {axis}, not for {(len(table) + 1) // 2} '
+                '(create it with the same img_size)')
+        scores = table.double() @ keys.double().T
+    else:
+        assert isinstance(encoding, QuadraticEncoding)
+        if encoding.full:
+            raise ValueError('no rung leads there: a full precision couples rows and columns')
+        middle = torch.tensor([offsets // 2]).to(encoding.centers.double())
+        scores = gaussian_axis_scores(
+            encoding.centers[:, axis].double(), encoding.spreads.double().square(), offsets, middle)[:, 0].T
+    return scores - scores.amax(dim=0)
+
+
+def fit_tables(source: nn.Module, encoding: LearnedEncoding, scale: float = 1.) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Fill the tables of a learned encoding so that keys exist which meet them in a source's scores.
+
+    Args:
+        source: A quadratic or learned encoding with the position term.
+        encoding: The learned encoding to fill.
+        scale: What products of keys and tables are multiplied by.
+
+    Returns:
+        Those keys, of rows and of columns, shape (heads, dim) each.
+    """
+    keys = []
+    for axis, table in enumerate((encoding.row_table, encoding.col_table)):
+        new_table, new_keys = factor_scores(axis_scores(source, axis, len(table)) / scale, table.shape[1])
+        table.copy_(new_table)
+        keys.append(new_keys.to(table))
+    return keys[0], keys[1]
+
+
+def include_position(source: nn.Module, target: nn.Module, heads: int) -> None:
+    """Give the position term of a target the scores of a source's, in its first heads.
+
+    Raises:
+        ValueError: If no rung leads from one encoding to the other.
+    """
+    if isinstance(target, LearnedEncoding):
+        target.row_keys[:heads], target.col_keys[:heads] = fit_tables(source, target)
+    elif isinstance(target, QuadraticEncoding) and isinstance(source, QuadraticEncoding) and target.full >= source.full:
+        target.centers[:heads] = source.centers.to(target.centers)
+        spreads = source.spreads.to(target.spreads)
+        if target.full > source.full:
+            spreads = spreads[:, None, None] * torch.eye(2).to(spreads)
+        target.spreads[:heads] = spreads
+    else:
+        raise ValueError('no rung leads to its encoding')
+
+
+def include_position_in_query(source: nn.Module, target: SelfAttention2d, heads: int) -> None:
+    """Let the bias of a target's queries meet the tables of a learned encoding in the scores of a source's position.
+
+    The first half of a query meets the row table, the second the column table. The keys of content are zero, and so is
+    what queries make of an input.
+
+    Raises:
+        ValueError: If queries have no bias.
+    """
+    assert isinstance(target.encoding, LearnedEncoding)
+    if target.query.bias is None:
+        raise ValueError('its queries have no bias to hold position scores (qk_bias=True)')
+    rows = slice(heads * target.dim)
+    target.query.weight[rows] = 0.
+    target.query.bias[rows] = torch.cat(fit_tables(source, target.encoding, target.scale), dim=1).flatten()
+    if target.has_key:
+        for parameter in target.key.parameters():
+            parameter[rows] = 0.
+
+
+def copy_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
+    """Give the first heads of a target the scores of a source of the same kind.
+
+    Raises:
+        ValueError: If the target lacks a bias that the source has, or its tables are for another grid.
+    """
+    given = {name: p for name, p in source.named_parameters() if not name.startswith(('value.', 'proj.'))}
+    filled = {name: p for name, p in target.named_parameters() if not name.startswith(('value.', 'proj.'))}
+    lacking = sorted(given.keys() - filled.keys())
+    if lacking:
+        raise ValueError(f'it has no {lacking[0]}')
+    for name, parameter in filled.items():
+        if name not in given:  # a bias
+            parameter[:source.num_heads * source.dim] = 0.
+        elif name.endswith('table') and parameter.shape != given[name].shape:
+            raise ValueError('its tables are for another grid (create it with the same img_size)')
+        else:  # heads come first, and tables have none
+            parameter[:len(given[name])] = given[name].to(parameter)
+
+
+def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
+    """Give the first heads of a target the scores of a source, whatever their kinds.
+
+    Raises:
+        ValueError: If no rung leads from one to the other.
+    """
+    (_, terms), (encoding, rich_terms) = kind(source), kind(target)
+    rows = source.num_heads * source.dim
+    if kind(source) == kind(target):
+        copy_scores(source, target)
+    elif terms == POSITION and 'position' in rich_terms:
+        include_position(source.encoding, target.encoding, source.num_heads)
+        if target.has_query:
+            for parameter in target.query.parameters():
+                parameter[:rows] = 0.
+        if target.has_key_bias:
+            target.key_bias[:source.num_heads] = 0.
+    elif terms == POSITION and encoding == 'learned' and 'content_position' in rich_terms:
+        include_position_in_query(source.encoding, target, source.num_heads)
+    else:
+        raise ValueError('no rung leads there')
+
+
+def include_values(source: SelfAttention2d, target: SelfAttention2d) -> None:
+    """Give the first heads of a target the values of a source, and the other heads none."""
+    identity = torch.eye(source.dim).to(source.value.weight.double())
+    weight, bias = source.value.weight.double(), source.value.bias.double()
+    proj_weight, proj_bias = identity, torch.zeros_like(bias)
+    if isinstance(source.proj, nn.Linear):
+        proj_weight, proj_bias = source.proj.weight.double(), source.proj.bias.double()
+    if isinstance(target.proj, nn.Linear):
+        target.proj.weight.copy_(proj_weight)
+        target.proj.bias.copy_(proj_bias)
+    else:
+        weight, bias = proj_weight @ weight, proj_weight @ bias + proj_bias
+    target.value.weight.zero_()
+    target.value.weight[:, :weight.shape[1]] = weight.to(target.value.weight)
+    target.value.bias.copy_(bias)
+
+
+def include_attention(source: SelfAttention2d, target: SelfAttention2d) -> None:
+    """Let a layer compute what another does.
+
+    Raises:
+        ValueError: If no rung leads from one to the other.
+    """
+    if source.num_heads > target.num_heads:
+        raise ValueError(f'needs at least {source.num_heads} heads in this layer, has {target.num_heads}')
+    include_scores(source, target)
+    include_values(source, target)
+
+
+def traits(model: SelfAttentionNet) -> Dict[str, Any]:
+    """What two nets must have in common for one to be in the other, as keyword arguments of a net."""
+    block: Any = model.blocks[0]
+    return dict(
+        patch_size=model.patch_size,
+        in_chans=model.in_chans,
+        num_classes=model.num_classes,
+        global_pool=model.global_pool,
+        embed_dim=model.num_features,
+        depth=len(model.blocks) * model.passes,
+        mlp_dim=block.mlp.fc1.out_features,
+        act_layer=type(block.mlp.act).__name__.lower(),
+        norm_eps=block.norm1.eps,
+    )
+
+
+def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
+    """A registered net of the sizes of a model.
+
+    Raises:
+        ValueError: If there is no such net, or it is of another kind.
+    """
+    if not timm.is_model(name) or timm.model_entrypoint(name).__module__ != SelfAttentionNet.__module__:
+        raise ValueError(f'target={name!r}: needs a SelfAttentionNet, or the registered name of one')
+    default: Any = timm.create_model(name, device='meta')
+    wanted = {key: value for key, value in traits(model).items() if value != traits(default)[key]}
+    if hasattr(model, 'pretrained_cfg'):  # made by timm, which keeps the image size there
+        img_size = get_model_input_config(model)['input_size'][1:]
+        if img_size != get_model_input_config(default)['input_size'][1:]:
+            wanted['img_size'] = img_size
+    first = next(model.parameters())
+    net: Any = timm.create_model(name, **wanted, device=first.device, dtype=first.dtype)
+    return net
+
+
+@torch.no_grad()
+def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
+    """Fill a net so that it computes what a model does.
+
+    Raises:
+        ValueError: If it can't.
+    """
+    for (key, value), wanted in zip(traits(target).items(), traits(model).values()):
+        if value != wanted:
+            raise ValueError(f'needs {key}={wanted!r}, has {value!r}')
+    if len(target.blocks) < len(model.blocks):
+        raise ValueError('its layers share one block')
+    if len(target.blocks) > len(model.blocks) and attention_layers(model)[0].has_key:
+        raise ValueError('its layers do not share their keys')
+    target.stem.load_state_dict(model.stem.state_dict())
+    target.head.load_state_dict(model.head.state_dict())
+    for layer, block in enumerate(target.blocks):
+        source: Any = model.blocks[layer % len(model.blocks)]
+        for name in ('norm1', 'mlp', 'norm2'):
+            getattr(block, name).load_state_dict(getattr(source, name).state_dict())
+        include_attention(source.attn, block.attn)
+
+
+def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet:
+    """The net that attends in a richer way and computes what a model does.
+
+    The logits are the same to rounding, for every image that both nets take, and what is new can be learned: gradients
+    reach every zero within two steps. (Content that has both query and key weights at zero would stay without; but here
+    the query's bias holds the position scores, so keys get gradients, and the tables meet the queries, so they do too.)
+    Position scores are large, so weights that meet them change much in a step: train on gently.
+
+    A weight file in float16 rounds tables and keys. From `sa_quadratic_tiny_cifar` (logits up to 3.7) the logits of the
+    learned nets move by 6e-4 at most, and of 3,000 test images as many are right; all values are below 25, where
+    float16 ends at 65,504.
+
+    Args:
+        model: A :class:`SelfAttentionNet`; it is left as it is.
+        target: Registered name of the other net, which is made with the model's sizes (channels, depth, classes, image
+            size, ...) and its own encoding, terms and heads; or a net, of which a copy is filled.
+
+    Returns:
+        The other net, in the model's mode.
+
+    Raises:
+        ValueError: If no rung of the ladder leads there, or the nets differ in something else.
+    """
+    attention_layers(model)  # refuses other nets
+    assert isinstance(model, SelfAttentionNet)
+    if isinstance(target, str):
+        rich = create_target(target, model)
+    else:
+        attention_layers(target)
+        assert isinstance(target, SelfAttentionNet)
+        rich = copy.deepcopy(target)
+    try:
+        fill(rich, model)
+    except ValueError as e:
+        raise ValueError(
+            f'model={describe(model)} is not in target={describe(rich)}: {e}; the rungs are {", ".join(RUNGS)}') from e
+    return rich.train(model.training)
