@@ -15,6 +15,7 @@ from PIL import Image
 
 import timm_selfconv
 from timm_selfconv.look import explorer
+from timm_selfconv.look.attention_maps import footprint_weights
 from timm_selfconv.data import preprocess
 from timm_selfconv.look.explorer import LEVELS, explorer_page, offset_tables, pack, pack_maps, quantise, \
     shared_bytes
@@ -120,6 +121,30 @@ def test_maps_of_the_page_are_those_of_the_net(name, kwargs, open_page):
         assert ((mean - expected.double().mean(0)).abs().amax((-2, -1)) <= step * peaks + 1e-6).all()
 
 
+def create_san(name, **kwargs):
+    torch.manual_seed(0)
+    model = timm.create_model(name, **dict(dict(channels=(32, 32), depths=(1, 1)), **kwargs)).eval()
+    model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 16, 24))
+    return model
+
+
+@pytest.mark.parametrize('name', ['san_patchwise_cifar', 'san_pairwise_cifar', 'san_patchwise_hier_cifar'])
+def test_footprints_of_the_page_are_those_of_the_net(name, open_page):
+    model = create_san(name)
+    page = open_page(explorer_page({name: model}, PICTURES))
+    weights = footprint_weights(model, preprocess(model, list(PICTURES.values())))
+    height, width = page.evaluate('panels[0].net.grid')
+    assert (height, width) == tuple(weights[0].shape[2:4])
+    for query in (0, width - 1, 3 * width + 5, height * width - 1):
+        for image in (0, 1):
+            shown = torch.tensor(page.evaluate(MAPS, ['all', False, image, query])[0]).view(-1, 3, 3)
+            for w, part in zip(weights, shown.split([w.shape[1] for w in weights]), strict=True):
+                row, col = query // width * w.shape[2] // height, query % width * w.shape[3] // width
+                torch.testing.assert_close(part, w[image, :, row, col], atol=w.abs().max().item() / 253, rtol=0)
+    names = page.evaluate('panels[0].net.layers')
+    assert names == (['Pass 0, block 0', 'Pass 1, block 0'] if 'hier' in name else ['Bottleneck 0', 'Bottleneck 1'])
+
+
 def test_terms_alone(open_page):
     """Position only and content only, against queries, keys and tables multiplied by hand, in float64."""
     model = create('sa_learned_content_cifar', gain=8.)
@@ -168,6 +193,8 @@ def test_pointer_keys_clicks_and_permalink(open_page):
     page.get_by_label('Average over the pictures').check()
     page.get_by_label('Sort by distance').check()
     page.wait_for_timeout(500)
+    page.get_by_text('Each tile by itself').click()
+    page.wait_for_timeout(300)
     assert 'sort=1' in page.evaluate('location.hash')
     assert 'row 1, column 5' in page.locator('output').nth(1).text_content()
     assert 'Layer 1, head 2' in page.locator('output').nth(1).text_content()
@@ -189,10 +216,118 @@ def test_pointer_keys_clicks_and_permalink(open_page):
 def test_a_link_of_nonsense_changes_nothing(open_page):
     page = open_page(explorer_page({'net': create('sa_learned_cifar')}, PICTURES),
                      hash='image=7&at=2,x&view=nothing&heads=9.9&sort=')
-    assert page.evaluate('state') == dict(image=0, at=[0.5, 0.5], view='all', mean=False, sort=False, heads=[None])
+    assert page.evaluate('state') == dict(
+        image=0, at=[0.5, 0.5], view='all', scale='all', mean=False, sort=False, heads=[None])
 
 
-@pytest.mark.parametrize('scheme,width', [('light', 1280), ('dark', 360)])
+COLOURS = """() => { const { atlas, net } = panels[0];
+    return panels[0].tiles.map((_, i) => Array.from(atlas.image.data.slice(4 * i * net.size, 4 * i * net.size + 4))); }"""
+
+
+def test_one_scale_for_all_tiles_or_one_for_each(open_page):
+    """A head that looks everywhere alike is dark beside a sharp one, and as bright as it gets by itself."""
+    model = create('sa_quadratic_cifar', depth=1, num_heads=2)
+    with torch.no_grad():
+        model.blocks[0].attn.encoding.centers.zero_()
+        model.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.]))
+    page = open_page(explorer_page({'net': model}, PICTURES), hash='at=0,0&scale=all')
+    page.wait_for_timeout(200)
+    yellow = [0xfd, 0xe7, 0x25, 255]
+    sharp, flat = page.evaluate(COLOURS)
+    assert sharp == yellow
+    place = 8 * (1 / 96) ** 0.5  # of nine colours; a root makes 1 / 96 of the largest a tenth
+    low, high = (0x44, 0x01, 0x54), (0x47, 0x2d, 0x7b)
+    assert flat[:3] == pytest.approx([a + (b - a) * place for a, b in zip(low, high)], abs=2)
+    assert page.locator('.scale span').all_text_contents() == ['0', '0.25', '1']
+    page.get_by_text('Each tile by itself').click()
+    page.wait_for_timeout(200)
+    assert page.evaluate(COLOURS) == [yellow, yellow]
+
+
+def test_the_most_probable_classes_and_the_true_one(open_page):
+    model = create('sa_learned_cifar')
+    with torch.no_grad():
+        model.head.fc.weight.zero_()
+        model.head.fc.bias.copy_(torch.tensor([0., 3., 1., 2., *[-1.] * 6]))
+    page = open_page(explorer_page({'net': model}, PICTURES, labels=['cat', 'truck'], captions=['trained by nobody']))
+    probs = model.head.fc.bias.detach().softmax(0).tolist()
+    expected = [f'{name}{100 * probs[i]:.1f} %' for i, name in ((1, 'automobile'), (3, 'cattrue'), (2, 'bird'))]
+    assert page.locator('.classes li').all_text_contents() == expected
+    page.get_by_label('picture 1', exact=True).check(force=True)
+    assert page.locator('.classes li').all_text_contents()[1:] == [
+        expected[1].replace('true', ''), expected[2], f'trucktrue{100 * probs[9]:.1f} %']
+    assert page.locator('.about p').text_content() == 'trained by nobody'
+    for wrong in (dict(labels=['cat']), dict(captions=['a', 'b'])):
+        with pytest.raises(ValueError, match='needs none, or one for each of'):
+            explorer_page({'net': model}, PICTURES, **wrong)
+
+
+def test_link_and_picture_of_the_view(open_page):
+    page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES), hash='heads=1.2&at=0.3,0.3',
+                     permissions=['clipboard-read', 'clipboard-write'])
+    page.get_by_text('Copy link').click()
+    page.get_by_text('Copied').wait_for()
+    link = page.evaluate('navigator.clipboard.readText()')
+    assert link.startswith('file://') and 'heads=1.2' in link and 'at=0.3000%2C0.3000' in link
+    with page.expect_download() as download:
+        page.get_by_text('Save PNG').click()
+    assert download.value.suggested_filename == 'attention.png'
+    saved = Image.open(download.value.path()).convert('RGB')
+    main = page.locator('main').bounding_box()
+    assert saved.size == pytest.approx((2 * main['width'], 2 * main['height']), abs=2)
+    for tile in page.locator('.tile div').all():  # every map is where it is on the page, and no flat patch
+        box = tile.bounding_box()
+        left, top = 2 * (box['x'] - main['x']), 2 * (box['y'] - main['y'])
+        assert len(saved.crop((left, top, left + 2 * box['width'], top + 2 * box['height'])).getcolors(1 << 16)) > 3
+
+
+@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'san_patchwise_cifar'])
+@pytest.mark.parametrize('width', [390, 1300])
+def test_the_query_is_framed_in_black_and_white(name, width, open_page):
+    """Of which one shows on any colour, on the picture and on every tile."""
+    model = create(name) if name.startswith('sa_') else create_san(name)
+    page = open_page(explorer_page({'net': model}, PICTURES), viewport=dict(width=width, height=844))
+    page.wait_for_timeout(200)
+    shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert('L')
+    query, rows, cols = page.evaluate('[panels[0].net.query(), panels[0].net.rows, panels[0].net.cols]')
+    middle = (1.5 / 3, 1 / 3) if name.startswith('san_') else None
+    of_picture = ((query // cols + 0.5) / rows, query % cols / cols)
+    for number, place in enumerate([page.locator('.stage'), *page.locator('.tile div').all()]):
+        box, (row, col) = place.bounding_box(), of_picture if number == 0 or middle is None else middle
+        x, y = box['x'] + col * box['width'], box['y'] + row * box['height']
+        line = [shot.getpixel((round(x) + i, round(y))) for i in range(-5, 1)]  # to the query's pixel from its left
+        assert min(line) < 20 and max(line) > 235
+
+
+def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
+    """390 pixels wide: maps above the fold, the picture sticks small at the top, a finger on the maps scrolls."""
+    page = open_page(explorer_page({'net': create('sa_quadratic_cifar', depth=6, num_heads=9)}, PICTURES),
+                     viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
+    finger = page.context.new_cdp_session(page)
+
+    def swipe(x, y, dy):
+        finger.send('Input.dispatchTouchEvent', dict(type='touchStart', touchPoints=[dict(x=x, y=y)]))
+        for i in range(1, 11):
+            finger.send('Input.dispatchTouchEvent', dict(type='touchMove', touchPoints=[dict(x=x, y=y + dy * i / 10)]))
+        finger.send('Input.dispatchTouchEvent', dict(type='touchEnd', touchPoints=[]))
+        page.wait_for_timeout(300)
+
+    stage, tile = page.locator('.stage'), page.locator('.tile div')
+    assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
+    assert stage.bounding_box()['width'] < 160
+    assert tile.nth(18).bounding_box()['y'] < 700  # three layers at least
+    box = tile.nth(13).bounding_box()
+    swipe(box['x'], box['y'], -200)
+    scrolled = page.evaluate('scrollY')
+    assert scrolled > 100
+    box = stage.bounding_box()
+    assert 0 <= box['y'] < 20 and box['y'] + box['height'] < tile.nth(53).bounding_box()['y'] < 700
+    before = page.evaluate('state.at')
+    swipe(box['x'] + 20, box['y'] + 20, 80)
+    assert page.evaluate('scrollY') == scrolled and page.evaluate('state.at[0]') > before[0] + 0.1
+
+
+@pytest.mark.parametrize('scheme,width', [('light', 1300), ('dark', 390)])
 def test_screen(scheme, width, open_page):
     nets = {'first': create('sa_quadratic_cifar', num_heads=16), 'a_rather_long_name_' * 4: create('sa_learned_cifar')}
     page = open_page(explorer_page(nets, PICTURES), color_scheme=scheme, viewport=dict(width=width, height=800))
@@ -301,10 +436,9 @@ def test_sizes():
     assert data['nets'][0]['grid'] == [16, 16] and data['nets'][0]['heads'] == [9] * 6
 
 
-@pytest.mark.parametrize('name', ['resnet18_cifar', 'san_pairwise_cifar'])
-def test_nets_without_attention_maps_are_refused(name):
+def test_nets_without_attention_maps_are_refused():
     with pytest.raises(ValueError, match='has no attention maps'):
-        explorer_page({name: timm.create_model(name)}, PICTURES)
+        explorer_page({'net': timm.create_model('resnet18_cifar')}, PICTURES)
 
 
 def test_nothing_to_show_is_refused():

@@ -12,7 +12,10 @@ from timm.models.vision_transformer_relpos import RelPosAttention
 from timm_selfconv.layers import SanAttention2d, SelfAttention2d
 from timm_selfconv.models import ResVit, resvit
 
-__all__ = ['attention_maps', 'explicit_maps', 'footprint_weights', 'looks_at_content']
+__all__ = [
+    'attention_maps', 'explicit_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content',
+    'private_copy',
+]
 
 # attention of tokens: `attn_drop` is given the probabilities, shape (B, heads, N, N), unless `fused_attn` is on
 TOKEN_ATTENTION = (resvit.Attention, Attention, AttentionRope, EvaAttention, RelPosAttention)
@@ -57,6 +60,21 @@ def looks_at_content(model: nn.Module) -> bool:
     """
     return any(
         m.has_query or m.has_key if isinstance(m, SelfAttention2d) else True for m in attention_layers(model))
+
+
+def has_footprints(model: nn.Module) -> bool:
+    """Whether a net attends by vectors, whose weights :func:`footprint_weights` gives, in the place of maps."""
+    return any(isinstance(m, SanAttention2d) for m in model.modules())
+
+
+def layer_names(model: nn.Module, layers: int) -> List[str]:
+    """Names of the layers whose maps or footprints one sees, shared bottlenecks with the pass they are in."""
+    blocks = [m for m in model.modules() if isinstance(m, SanAttention2d)]
+    if not blocks:
+        return [f'layer {i}' for i in range(layers)]
+    if layers == len(blocks):
+        return [f'bottleneck {i}' for i in range(layers)]
+    return [f'pass {i // len(blocks)}, block {i % len(blocks)}' for i in range(layers)]
 
 
 def private_copy(model: nn.Module) -> nn.Module:

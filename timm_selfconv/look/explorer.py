@@ -17,15 +17,16 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 from PIL import Image
 
-from timm_selfconv.data import classify, preprocess, to_picture
+from timm_selfconv.data import class_names, preprocess, to_picture
 from timm_selfconv.layers import SelfAttention2d
-from .attention_maps import attention_layers, attention_maps, looks_at_content, private_copy
+from .attention_maps import attention_layers, attention_maps, footprint_weights, has_footprints, layer_names, \
+    looks_at_content, private_copy
 
 __all__ = ['explorer_page', 'offset_tables', 'pack', 'quantise', 'two_map_scores']
 
@@ -184,13 +185,12 @@ def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
     return 'data:image/png;base64,' + base64.b64encode(file.getvalue()).decode()
 
 
-def check_entries(images: int, heads: int, grid: Tuple[int, int]) -> None:
-    """Raise a ValueError if so many maps are too many for a page."""
-    entries = images * heads * (grid[0] * grid[1]) ** 2
+def check_entries(entries: int) -> None:
+    """Raise a ValueError if maps of so many numbers are too many for a page."""
     if entries > MAX_ENTRIES:
         raise ValueError(
-            f'images: {images} on {grid[0]} x {grid[1]} positions make attention maps of {entries:,} numbers for a net '
-            f'that looks at content, and a page takes up to {MAX_ENTRIES:,}; name fewer images or take smaller ones')
+            f'images: make attention maps of {entries:,} numbers for a net that looks at content, and a page takes up '
+            f'to {MAX_ENTRIES:,}; name fewer images or take smaller ones')
 
 
 def join(layers: List[Dict[str, torch.Tensor]]) -> Dict[str, torch.Tensor]:
@@ -224,7 +224,7 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
             net(batch[:1])
         tables = [offset_tables(layer, *grids[0]) for layer in calls]
         names = ('rows', 'cols', 'cross')
-        packed = {n: pack(torch.cat([t[i] for t in tables]).float()) for i, n in enumerate(names)}
+        packed = {n: pack(torch.cat([t[i] for t in tables])) for i, n in enumerate(names)}
         return dict(grid=grids[0], heads=[t[0].shape[0] for t in tables], tables=packed)
 
     parts: List[Dict[str, torch.Tensor]] = []
@@ -233,7 +233,7 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
         def look(layer: Any, args: Tuple[Any, ...]) -> None:
             grid = (args[0].shape[1], args[0].shape[2])
             grids.append(grid)
-            check_entries(len(batch), sum(m.num_heads for m in layers), grid)
+            check_entries(len(batch) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
             parts.append(shared_bytes(*two_map_scores(layer, *args), grid))
 
         for layer in layers:
@@ -246,38 +246,92 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
             parts.append(own_bytes(maps))
     if len(set(grids)) > 1:
         raise ValueError(f'model={type(model).__name__}: its layers have grids of several sizes, {sorted(set(grids))}')
-    check_entries(len(batch), sum(p['peaks'].shape[2] for p in parts), grids[0])
-    return dict(grid=grids[0], heads=[p['peaks'].shape[2] for p in parts], maps=pack_maps(join(parts)))
+    joined = join(parts)
+    check_entries(joined['larger'].numel())
+    return dict(grid=grids[0], heads=[p['peaks'].shape[2] for p in parts], maps=pack_maps(joined))
 
 
-def describe_net(name: str, model: nn.Module, images: List[Image.Image]) -> Dict[str, Any]:
+def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
+    """Grid of the finest layer, weight maps of each layer and packed weights of a net of vector attention."""
+    layers = footprint_weights(model, batch)
+    check_entries(sum(weights.numel() for weights in layers))
+    shape = layers[0].shape[-2:]
+    packed = []
+    for weights in layers:
+        step = float(weights.abs().max()) / 127 or 1.
+        packed.append(dict(grid=weights.shape[2:4], step=step, weights=pack(quantise(weights, step, torch.int8))))
+    signed = any(bool((weights < 0).any()) for weights in layers)
+    return dict(
+        grid=max(weights.shape[2:4] for weights in layers),
+        heads=[weights.shape[1] for weights in layers],
+        footprints=dict(shape=shape, middle=0. if signed else 1 / shape.numel(), layers=packed))
+
+
+def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
+    """The three most probable classes of each picture, and its true one, each with its probability."""
+    with torch.no_grad():
+        probs = private_copy(model)(batch).float().softmax(-1)
+    names = class_names(model, probs.shape[1])
+    predictions: List[Dict[str, Any]] = []
+    for row in probs.tolist():
+        by_name = dict(zip(names, row))
+        predictions.append(dict(top=sorted(by_name.items(), key=lambda entry: -entry[1])[:3]))
+        if labels:
+            label = labels[len(predictions) - 1]
+            predictions[-1]['label'] = (label, by_name.get(label))
+    return predictions
+
+
+def describe_net(
+        name: str,
+        model: nn.Module,
+        images: Sequence[Image.Image],
+        labels: Sequence[str],
+        caption: str,
+) -> Dict[str, Any]:
     """What the page holds of a net: name, pictures, predictions, attention."""
     batch = preprocess(model, images)
+    attention = (describe_footprints if has_footprints(model) else describe_attention)(model, batch)
     return dict(
         name=name,
-        **describe_attention(model, batch),
+        caption=caption,
+        **attention,
+        layers=[layer.capitalize() for layer in layer_names(model, len(attention['heads']))],
         pictures=[picture_uri(model, image) for image in batch],
-        predictions=classify(private_copy(model), images),
+        predictions=describe_predictions(model, batch, labels),
     )
 
 
-def explorer_page(models: Mapping[str, nn.Module], images: Mapping[str, Image.Image]) -> str:
+def explorer_page(
+        models: Mapping[str, nn.Module],
+        images: Mapping[str, Image.Image],
+        labels: Sequence[str] = (),
+        captions: Sequence[str] = (),
+) -> str:
     """The explorer of nets and pictures, as one page that needs nothing else.
 
     Args:
-        models: Nets to show side by side, by name, with timm configurations. Zoo nets with :class:`SelfAttention2d`
-            layers, and transformers that :func:`attention_maps` can read.
+        models: Nets to show side by side, by name, with timm configurations. Zoo nets with :class:`SelfAttention2d` or
+            :class:`SanAttention2d` layers, and transformers that :func:`attention_maps` can read.
         images: Pictures of any size, by name, preprocessed as each net's configuration says.
+        labels: True class of each picture, if known.
+        captions: A line on each net, such as where its weights are from.
 
     Returns:
         HTML.
 
     Raises:
-        ValueError: If there are no nets or no pictures, or a net has no attention that can be read.
+        ValueError: If there are no nets or no pictures, not one label a picture or caption a net, or a net has no
+            attention that can be read.
     """
     if not models or not images:
         raise ValueError('models and images: needs one of each at least')
-    nets = [describe_net(name, model, list(images.values())) for name, model in models.items()]
+    for argument, given, needed in (('labels', labels, images), ('captions', captions, models)):
+        if given and len(given) != len(needed):
+            raise ValueError(f'{argument}={list(given)}: needs none, or one for each of {list(needed)}')
+    nets = [
+        describe_net(name, model, list(images.values()), labels, caption)
+        for (name, model), caption in zip(models.items(), captions or [''] * len(models))]
     # inside a script element only "<" can end it
     data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')
     slots = dict(title=html.escape(', '.join(models)), data=data)
