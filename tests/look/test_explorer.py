@@ -221,7 +221,8 @@ def test_a_link_of_nonsense_changes_nothing(open_page):
 
 
 COLOURS = """() => { const { atlas, net } = panels[0];
-    return panels[0].tiles.map((_, i) => Array.from(atlas.image.data.slice(4 * i * net.size, 4 * i * net.size + 4))); }"""
+    const data = i => Array.from(atlas.image.data.slice(4 * i * net.size, 4 * i * net.size + 4));
+    return panels[0].tiles.map((_, i) => data(i)); }"""
 
 
 def test_one_scale_for_all_tiles_or_one_for_each(open_page):
