@@ -202,6 +202,13 @@ def test_another_recipe_does_not_go_on_with_a_run(folder, tmp_path, capsys):
     assert (tmp_path / 'last.pth.tar').read_bytes() == before
 
 
+def test_what_is_validated_how_often(folder, tmp_path):
+    run(folder, tmp_path, '--batches', '1', 'epochs=5', 'val_interval=2', SMALL)
+    rows = list(csv.DictReader((tmp_path / 'summary.csv').open()))
+    assert [bool(row['eval_top1']) for row in rows] == [False, True, False, True, True]
+    assert all(row['train_loss'] and row['lr'] for row in rows)
+
+
 @pytest.mark.parametrize('name', zoo_names())
 def test_every_net_trains_resumes_and_exports(name, folder, tmp_path, capsys):
     small = ('embed_dim: 8, mlp_dim: 8, num_classes: 10' if name.startswith(('sa_', 'resvit_'))

@@ -301,7 +301,7 @@ class Training:
 def summary(history: List[Dict[str, float]]) -> str:
     """The file that timm's train.py calls summary.csv."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(history[-1]))  # the longest: a last epoch is always validated
+    writer = csv.DictWriter(text, fieldnames=max(history, key=len))  # not every epoch is validated (val_interval)
     writer.writeheader()
     writer.writerows(history)
     return text.getvalue()
