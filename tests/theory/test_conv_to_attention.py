@@ -409,6 +409,20 @@ def test_alpha_is_a_positive_number(alpha):
         conv_to_attention(make_conv(), alpha)
 
 
+@pytest.mark.parametrize('dtype,largest', [
+    (torch.float16, 1e9), (torch.bfloat16, 8e37), (torch.float32, 8e37), (torch.float64, 4e307)])
+def test_huge_alpha_is_right_or_refused(dtype, largest):
+    conv, x = make_conv(dtype=dtype, padding=1), randn(2, 3, 5, 6, dtype=dtype)
+    attention = conv_to_attention(conv, largest)
+    out = attention(x)
+    assert_equal_up_to(4 * torch.finfo(dtype).eps, out, conv(x))
+    out.sum().backward()
+    assert all(p.grad.isfinite().all() for p in attention.parameters())
+    for alpha in (2 * largest if dtype == torch.float64 else 4 * largest, 1e308, 10 ** 400):
+        with pytest.raises(ValueError, match=rf'needs a positive number, in {dtype} up to'):
+            conv_to_attention(conv, alpha)
+
+
 @pytest.mark.parametrize('shape,match', [
     ((2, 4, 5, 5), r'x of shape \[2, 4, 5, 5\]: needs 3 channels and 2 axes after them'),
     ((3, 5), r'x of shape \[3, 5\]'),

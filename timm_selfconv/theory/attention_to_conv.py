@@ -99,7 +99,7 @@ def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
         kernel_size: Rows and columns, odd.
 
     Returns:
-        One kernel a head, float64, shape (heads, rows, columns).
+        One kernel per head, float64, shape (heads, rows, columns).
 
     Raises:
         ValueError: If the layer looks at content, or a learned encoding has no such offsets.

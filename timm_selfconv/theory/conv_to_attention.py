@@ -5,7 +5,7 @@ tap, and has the tap's weights for values. Lemma 2: scores in the quadratic enco
 sharp Gaussians. The paper's remarks carry over one to one: the input is padded as the convolution pads it, and what is
 padded is a key like any other; a stride keeps every so many queries; a dilation moves the heads apart.
 """
-from math import inf, prod
+from math import prod
 from typing import List, Optional, Sequence, Union
 
 import torch
@@ -71,7 +71,7 @@ def gather(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class ConvAttention(nn.Module):
-    """A convolution along K axes as multi-head self-attention, one head a kernel tap (Theorem 1 of the paper).
+    """A convolution along K axes as multi-head self-attention, one head per kernel tap (Theorem 1 of the paper).
 
     Keys k are all pixels of the padded input, queries q those that the kernel's middle is placed on. Head h attends by
     position alone (equation 8 with its last term), with the quadratic encoding (lemma 2) of dimension K + 1:
@@ -79,7 +79,7 @@ class ConvAttention(nn.Module):
         y[q] = bias + sum_h sum_k softmax_k(v_h r_(k - q)) W_h x[k]
         v_h = -alpha_h (1, -2 Delta_h),   r_delta = (|delta|^2, delta)
 
-    As ``v r_delta = -alpha |delta - Delta|^2`` up to a constant, the softmax is a product of one softmax an axis,
+    As ``v r_delta = -alpha |delta - Delta|^2`` up to a constant, the softmax is a product of one softmax per axis,
     exactly and borders included. The layer never holds a map over all pairs of pixels: with K = 2 and N pixels it costs
     O(N^1.5), not O(N^2).
 
@@ -178,8 +178,8 @@ class ConvAttention(nn.Module):
             size: Size of the input along each axis, without padding.
 
         Returns:
-            Probabilities, at least float32, shape (heads, q_1, ..., q_K, k_1, ..., k_K): one query an output pixel, one
-            key a pixel of the padded input.
+            Probabilities, at least float32, shape (heads, q_1, ..., q_K, k_1, ..., k_K): one query per output pixel,
+            one key per pixel of the padded input.
         """
         widths, dims = pad_widths(self)[::-1], len(self.kernel_size)
         factors = self.axis_factors([n + sum(widths[2 * i:2 * i + 2]) for i, n in enumerate(size)])
@@ -233,7 +233,7 @@ class ConvAttention(nn.Module):
         out = x.new_zeros(())
         for start in range(0, self.num_heads, step):
             part = self.attend(x, slice(start, start + step))
-            out = out + at_least_float32(part)  # a sum of halves would be rounded once a step
+            out = out + at_least_float32(part)  # a sum of halves would be rounded once per step
         out = out.to(part.dtype).transpose(0, 1)
         if self.bias is not None:
             out = out + self.bias.to(out.dtype).view(-1, *[1] * dims)
@@ -279,7 +279,8 @@ def conv_to_attention(conv: nn.Module, alpha: float = 46.) -> ConvAttention:
 
     Args:
         conv: An nn.Conv1d, Conv2d or Conv3d; it is left as it is.
-        alpha: Inverse width of the heads' Gaussians, ``-alpha |delta - Delta|^2``, in 1 / pixels^2.
+        alpha: Inverse width of the heads' Gaussians, ``-alpha |delta - Delta|^2``, in 1 / pixels^2. What it may be at
+            most is 1e9 in float16 and 8e37 in bfloat16 and float32, where scores still have a number.
 
     Returns:
         The attention, in the convolution's mode, dtype and device; what was frozen in it is frozen.
@@ -289,6 +290,10 @@ def conv_to_attention(conv: nn.Module, alpha: float = 46.) -> ConvAttention:
             parametrized, pruned, hooked, a subclass with a forward of its own), or an argument is out of range.
     """
     conv = check_conv(conv)
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < inf:
-        raise ValueError(f'alpha={alpha!r}: needs a positive number')
+    dtype = conv.weight.dtype
+    # the spread, sqrt(2 alpha), must be finite in the layer's type, and its square where scores are computed
+    scores = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    largest = min(scores / 4, torch.finfo(dtype).max * (torch.finfo(dtype).max / 4))
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= largest:
+        raise ValueError(f'alpha={alpha!r}: needs a positive number, in {dtype} up to {largest:.3g}')
     return ConvAttention(conv, alpha)

@@ -73,7 +73,7 @@ def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
         maps: Attention maps, shape (..., H, W, H, W).
 
     Returns:
-        One number a head, shape (...); 1 where no two queries can be compared.
+        One number per head, shape (...); 1 where no two queries can be compared.
     """
     height, width = grid_size(maps)
     common, weight = maps.new_zeros(maps.shape[:-4]), maps.new_zeros(maps.shape[:-4])
@@ -98,7 +98,7 @@ def mirror_symmetry(maps: torch.Tensor) -> torch.Tensor:
         maps: Attention maps, shape (..., H, W, H, W).
 
     Returns:
-        One number a head, shape (...); 1 where there is nothing to compare.
+        One number per head, shape (...); 1 where there is nothing to compare.
     """
     _, width = grid_size(maps)
     common, weight = maps.new_zeros(maps.shape[:-4]), maps.new_zeros(maps.shape[:-4])

@@ -22,7 +22,7 @@ from timm.models._input import get_model_input_config
 from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d, \
     gaussian_axis_scores
 from timm_selfconv.models import SelfAttentionNet
-from .pruning import attention_layers
+from .pruning import block_attentions
 
 __all__ = ['include']
 
@@ -48,7 +48,7 @@ def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
 def describe(model: SelfAttentionNet) -> str:
     """A net's name, if timm made it, and how it attends."""
     name = getattr(model, 'pretrained_cfg', {}).get('architecture', type(model).__name__)
-    encoding, terms = kind(attention_layers(model)[0])
+    encoding, terms = kind(block_attentions(model)[0])
     return f"{name} ({encoding}: {' + '.join(sorted(terms))}; heads {', '.join(map(str, model.num_heads))})"
 
 
@@ -284,7 +284,7 @@ def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
             raise ValueError(f'needs {key}={wanted!r}, has {value!r}')
     if len(target.blocks) < len(model.blocks):
         raise ValueError('its layers share one block')
-    if len(target.blocks) > len(model.blocks) and attention_layers(model)[0].has_key:
+    if len(target.blocks) > len(model.blocks) and block_attentions(model)[0].has_key:
         raise ValueError('its layers do not share their keys')
     target.stem.load_state_dict(model.stem.state_dict())
     target.head.load_state_dict(model.head.state_dict())
@@ -318,12 +318,12 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
     Raises:
         ValueError: If no rung of the ladder leads there, or the nets differ in something else.
     """
-    attention_layers(model)  # refuses other nets
+    block_attentions(model)  # refuses other nets
     assert isinstance(model, SelfAttentionNet)
     if isinstance(target, str):
         rich = create_target(target, model)
     else:
-        attention_layers(target)
+        block_attentions(target)
         assert isinstance(target, SelfAttentionNet)
         rich = copy.deepcopy(target)
     try:

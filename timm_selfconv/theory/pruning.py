@@ -13,8 +13,8 @@ from timm_selfconv.models import SelfAttentionNet
 __all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'prune_heads']
 
 
-def attention_layers(model: nn.Module) -> List[SelfAttention2d]:
-    """The attention of each layer of a net.
+def block_attentions(model: nn.Module) -> List[SelfAttention2d]:
+    """The attention of each block of a net.
 
     Raises:
         ValueError: If it is another kind of net, or its attention has been replaced.
@@ -39,7 +39,7 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
         ValueError: If it is another kind of net, or its heads have no precisions.
     """
     eigenvalues = {}
-    for layer, attn in enumerate(attention_layers(model)):
+    for layer, attn in enumerate(block_attentions(model)):
         encoding = getattr(attn, 'encoding', None)
         if not isinstance(encoding, QuadraticEncoding) or not encoding.position:
             raise ValueError(
@@ -104,7 +104,7 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
     Raises:
         ValueError: If there is no such layer or head, a head stands twice, or no head of a layer would be left.
     """
-    numbers = [attn.num_heads for attn in attention_layers(model)]
+    numbers = [attn.num_heads for attn in block_attentions(model)]
     for layer, dropped in heads.items():
         if layer not in range(len(numbers)):
             raise ValueError(f'heads={dict(heads)}: there is no layer {layer}, layers are 0 to {len(numbers) - 1}')
@@ -116,8 +116,8 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
 
     pruned = copy.deepcopy(model)
     assert isinstance(pruned, SelfAttentionNet)
-    for layer, attn in enumerate(attention_layers(pruned)):
+    for layer, attn in enumerate(block_attentions(pruned)):
         attn.keep_heads([head for head in range(attn.num_heads) if head not in heads.get(layer, ())])
-    pruned.num_heads = tuple(attn.num_heads for attn in attention_layers(pruned))
+    pruned.num_heads = tuple(attn.num_heads for attn in block_attentions(pruned))
     update_model_args(pruned, num_heads=pruned.num_heads)
     return pruned

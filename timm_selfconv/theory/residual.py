@@ -1,6 +1,6 @@
 """How far a layer's attention maps are from being able to express every convolution.
 
-Lemma 1 of the paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) asks for one head a kernel tap, with all
+Lemma 1 of the paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) asks for one head per kernel tap, with all
 of its attention there. Lemma 3 generalises it: at every query, the span of the heads' maps holds the unit vector of
 every tap. Here stands by how much it doesn't.
 """
@@ -145,7 +145,7 @@ def conv_residual(maps: torch.Tensor, kernel_size: KernelSize) -> ConvResidual:
     on_grid = at_taps(projections.new_ones(height, width, height, width), kernel_size)
     per_query = (1 - at_taps(projections, kernel_size).sum(-3) / on_grid.sum(-3)).clamp(min=0.)
 
-    # shared: the maps of all interior queries are one long vector a head, the unit vectors of a tap another
+    # shared: the maps of all interior queries are one long vector per head, the unit vectors of a tap another
     inside = on_grid.amin(-3)
     basis = span_basis((vectors * inside[..., None, None]).flatten(0, -2), rtol).T.view(-1, *projections.shape)
     components = interior(at_taps(basis, kernel_size), kernel_size).movedim(-3, 1).flatten(2)  # (basis, taps, queries)
