@@ -9,8 +9,8 @@ from timm.layers import Attention, AttentionRope
 from timm.models.eva import EvaAttention
 from timm.models.vision_transformer_relpos import RelPosAttention
 
-from timm_selfconv.layers import SanAttention2d, SelfAttention2d
-from timm_selfconv.models import ResVit, resvit
+from timm_selfconv.layers import SanAttention2d, SelfAttention2d, TokenAttention
+from timm_selfconv.models import ResVit
 
 __all__ = [
     'attention_maps', 'explicit_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content',
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 # attention of tokens: `attn_drop` is given the probabilities, shape (B, heads, N, N), unless `fused_attn` is on
-TOKEN_ATTENTION = (resvit.Attention, Attention, AttentionRope, EvaAttention, RelPosAttention)
+TOKEN_ATTENTION = (TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention)
 
 
 def attention_layers(model: nn.Module) -> List[Any]:

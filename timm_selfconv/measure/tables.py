@@ -8,6 +8,7 @@ import torch
 from tabulate import tabulate
 
 from timm_selfconv.hub import card_facts, measured_accuracy
+from timm_selfconv.models import zoo_names
 from .bench import bench_nets
 from .counting import Counts, count
 from .published import PAPER, PUBLISHED, REPORT
@@ -15,10 +16,6 @@ from .published import PAPER, PUBLISHED, REPORT
 __all__ = [
     'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_names', 'zoo_rows',
 ]
-
-def zoo_names() -> List[str]:
-    """Names of all nets that this package registers, sorted as timm does."""
-    return [n for n in timm.list_models() if timm.model_entrypoint(n).__module__.startswith('timm_selfconv.')]
 
 
 @functools.cache

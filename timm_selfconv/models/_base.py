@@ -1,46 +1,83 @@
-"""What all nets of the zoo share: their CIFAR-10 configuration and how they are built."""
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Optional, Type, TypeVar
+"""The skeleton of the nets: what timm asks of a classifier, and the passes through blocks of one width."""
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
 
-from timm.layers import ClassifierHead, get_device_dtype
-from timm.models import build_model_with_cfg
-from timm.models._builder import resolve_pretrained_cfg
+from timm.layers import ClassifierHead, get_device_dtype, to_2tuple
+from timm.models import checkpoint
+from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 
-__all__ = [
-    'CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'ZooNet', 'WEIGHTS_DIR', 'build_cifar_model', 'cifar_cfg',
-]
+__all__ = ['BlockNet', 'ZooNet', 'check_images', 'check_sizes', 'to_grid_size']
 
-CIFAR10_CLASSES = ('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck')
-# of the 50,000 training images
-CIFAR10_MEAN = (0.49139968, 0.48215841, 0.44653091)
-CIFAR10_STD = (0.24703223, 0.24348513, 0.26158784)
 
-ModelT = TypeVar('ModelT', bound=nn.Module)
+def check_sizes(**sizes: Any) -> None:
+    """Raise a ValueError for the first argument that is no integer of at least 1."""
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
 
-WEIGHTS_DIR = Path(__file__).resolve().parent.parent / 'weights'
+
+def to_grid_size(img_size: Union[int, Sequence[int]], patch_size: int) -> Tuple[int, int]:
+    """Rows and columns of patches in an image, a ValueError if they don't fill it."""
+    size = to_2tuple(img_size)
+    if len(size) != 2 or any(not isinstance(s, int) or s < patch_size or s % patch_size for s in size):
+        raise ValueError(f'img_size={img_size!r}: needs a height and a width that are multiples of {patch_size}')
+    return size[0] // patch_size, size[1] // patch_size
+
+
+@torch.fx.wrap
+def check_images(x: torch.Tensor, in_chans: int, min_size: int, multiple: int = 1) -> torch.Tensor:
+    """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them.
+
+    fx does not look inside, where it is called in this file: nets call :meth:`ZooNet.check_images`.
+    """
+    if x.dim() != 4 or x.shape[1] != in_chans:
+        raise ValueError(f'x of shape {list(x.shape)}: needs images of shape (batch, {in_chans}, height, width)')
+    height, width = x.shape[2], x.shape[3]
+    if min(height, width) < min_size or height % multiple != 0 or width % multiple != 0:
+        accepted = f'of at least {min_size}' if multiple == 1 else f'that are multiples of {multiple}'
+        raise ValueError(f'x of shape {list(x.shape)}: needs a height and width {accepted}')
+    return x
 
 
 class ZooNet(nn.Module):
-    """What timm asks of any model and all of our own classifiers answer alike.
+    """What timm asks of any classifier and all of our own answer alike.
 
-    Attributes:
-        head: The classifier, with its pooling.
-        num_classes: Its number of classes.
-        grad_checkpointing: Whether intermediate results are computed anew in the backward pass.
+    A net brings its ``head`` and :meth:`forward_features`.
     """
-    if TYPE_CHECKING:  # torchscript knows these by their values
-        head: ClassifierHead
-        num_classes: int
-        grad_checkpointing: bool
+
+    def __init__(self, in_chans: int, num_classes: int, num_features: int, min_size: int, size_multiple: int = 1):
+        """
+        Args:
+            in_chans: Channels of the images.
+            num_classes: Number of classes, 0 for features alone.
+            num_features: Channels of the features.
+            min_size: Smallest height and width of the images.
+            size_multiple: What their height and width must be multiples of.
+
+        Raises:
+            ValueError: If there are no channels.
+        """
+        super().__init__()
+        check_sizes(in_chans=in_chans)
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = num_features
+        self.min_size = min_size
+        self.size_multiple = size_multiple
+        self.grad_checkpointing = False
+        self.head: ClassifierHead
 
     @property
     def global_pool(self) -> str:
         return self.head.global_pool.pool_type
 
-    @torch.jit.ignore
+    def check_images(self, x: torch.Tensor) -> torch.Tensor:
+        """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them."""
+        return check_images(x, self.in_chans, self.min_size, self.size_multiple)
+
     def init_weights(self) -> None:
         """Initialise all parameters anew, every module its own way (torch's defaults, like the released code)."""
         for module in self.modules():
@@ -48,11 +85,9 @@ class ZooNet(nn.Module):
             if reset_parameters is not None:
                 reset_parameters()
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         return self.head.fc
 
@@ -62,31 +97,160 @@ class ZooNet(nn.Module):
         self.head.to(**get_device_dtype(self))
         self.head.train(self.training)
 
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
 
-def cifar_cfg(name: str, **kwargs: Any) -> Dict[str, Any]:
-    """Pretrained configuration of a CIFAR-10 net; its weights are the file of its name that ships, if one does."""
-    file = WEIGHTS_DIR / f'{name}.safetensors'
-    return {
-        'file': str(file) if file.is_file() else None,
-        'num_classes': 10, 'input_size': (3, 32, 32),
-        'crop_pct': 1.0, 'interpolation': 'bicubic',
-        'mean': CIFAR10_MEAN, 'std': CIFAR10_STD,
-        'label_names': CIFAR10_CLASSES, 'license': 'apache-2.0',
-        **kwargs,
-    }
+    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.forward_features(x)
+        x = self.forward_head(x)
+        return x
 
 
-def build_cifar_model(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs: Any) -> ModelT:
-    """timm's builder, with an answer to the question what to do about a net that has no weights yet.
+class BlockNet(ZooNet):
+    """Classifier of equal blocks on the patches of an image, which hierarchical nets pass again and again.
 
-    Raises:
-        RuntimeError: If pretrained weights are asked for and none are known.
+    A net brings ``blocks``, ``head``, :meth:`embed` and, if its blocks don't take a grid of patches as it is,
+    :meth:`to_grid` and :meth:`to_features`. A block is called with its input and, in a hierarchical net, the keys to
+    attend to in place of the input's own, which its ``keys(x)`` gives for the input x of the first pass.
     """
-    if pretrained:
-        cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
-        if not (cfg.has_weights or cfg.state_dict):
-            raise RuntimeError(
-                f'{variant} has no trained weights yet. Train it (recipes/README.md says how), give weights of '
-                f"your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
-                "timm.list_models('*_cifar', pretrained=True)")
-    return build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
+    __constants__ = ('shares_key',)  # not Final: torchscript reads the annotations of the net's own class alone
+
+    def __init__(
+            self,
+            patch_size: int,
+            in_chans: int,
+            num_classes: int,
+            embed_dim: int,
+            depth: int,
+            hierarchical: bool,
+    ):
+        """
+        Args:
+            patch_size: Side of the patches, in pixels.
+            in_chans: Channels of the images.
+            num_classes: Number of classes, 0 for features alone.
+            embed_dim: Channels of what blocks take and give.
+            depth: Number of layers: of blocks, or of passes through the one block of a hierarchical net.
+            hierarchical: Let all layers share one block, and all its passes the keys of the first one's input.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        super().__init__(in_chans, num_classes, embed_dim, min_size=patch_size, size_multiple=patch_size)
+        check_sizes(patch_size=patch_size, embed_dim=embed_dim, depth=depth)
+        self.patch_size = patch_size
+        self.output_fmt = 'NHWC'
+        self.blocks: Any  # nn.Sequential, which does not show its blocks' methods
+        self.passes = depth if hierarchical else 1
+        self.shares_key = hierarchical
+        self.feature_info = [
+            dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{0 if hierarchical else layer}')
+            for layer in range(depth)]
+
+    def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
+        return dict(stem=r'^(?!blocks\.|head\.)', blocks=r'^blocks\.(\d+)')
+
+    def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
+        """Take images of another (height, width): learned positions are resampled, the rest needs no change.
+
+        Raises:
+            ValueError: If the size is no multiple of the patch size.
+        """
+        grid_size = to_grid_size(img_size, self.patch_size)
+        for module in self.modules():
+            set_grid_size = getattr(module, 'set_grid_size', None)
+            if set_grid_size is not None:
+                set_grid_size(grid_size)
+        update_model_input_size(self, img_size)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        """What the first block is given for images x, shape (B, C, H, W)."""
+        raise NotImplementedError
+
+    def to_grid(self, x: torch.Tensor) -> torch.Tensor:
+        """The patches in what a block returns, shape (B, H, W, C)."""
+        return x
+
+    def to_features(self, x: torch.Tensor) -> torch.Tensor:
+        """Features for the head of what the last block returns, shape (B, H, W, C)."""
+        return x
+
+    def forward_blocks(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        """Pass images x, shape (B, C, H, W), through the layers before number ``stop``.
+
+        Returns:
+            What the last of them returns, and what those numbered in ``take`` do.
+        """
+        x = self.embed(self.check_images(x))
+        key: Optional[torch.Tensor] = None
+        if self.shares_key:
+            key = self.blocks[0].keys(x)
+        taken: List[torch.Tensor] = []
+        layer = 0
+        for block in self.blocks:
+            for _ in range(self.passes):
+                if layer < stop:
+                    if self.grad_checkpointing and not torch.jit.is_scripting():
+                        x = checkpoint(block, x, key)
+                    else:
+                        x = block(x, key)
+                    if layer in take:
+                        taken.append(x)
+                layer += 1
+        return x, taken
+
+    def forward_intermediates(
+            self,
+            x: torch.Tensor,
+            indices: Optional[Union[int, List[int]]] = None,
+            norm: bool = False,
+            stop_early: bool = False,
+            output_fmt: str = 'NCHW',
+            intermediates_only: bool = False,
+    ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
+        """Forward features and return the patches behind the chosen layers.
+
+        Args:
+            x: Images, shape (B, C, H, W).
+            indices: Last n layers if an int, all if None, else those of these indices.
+            norm: There is no norm behind the last layer to apply.
+            stop_early: Stop after the last layer asked for.
+            output_fmt: 'NCHW' or 'NHWC'.
+            intermediates_only: Leave the final features out.
+
+        Returns:
+            The intermediates, or the final features (NHWC) and the intermediates.
+        """
+        assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
+        depth = len(self.blocks) * self.passes
+        take_indices, max_index = feature_take_indices(depth, indices)
+        x, taken = self.forward_blocks(x, take_indices, max_index + 1 if stop_early else depth)
+        grids = [self.to_grid(t) for t in taken]
+        intermediates = [grid.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else grid for grid in grids]
+        if intermediates_only:
+            return intermediates
+        return self.to_features(x), intermediates
+
+    def prune_intermediate_layers(
+            self,
+            indices: Union[int, List[int]] = 1,
+            prune_norm: bool = False,
+            prune_head: bool = True,
+    ) -> List[int]:
+        """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
+        take_indices, max_index = feature_take_indices(len(self.blocks) * self.passes, indices)
+        if self.passes > 1:
+            self.passes = max_index + 1
+        else:
+            self.blocks = self.blocks[:max_index + 1]
+        if prune_head:
+            self.reset_classifier(0, '')
+        return take_indices
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        """Features of images x, shape (B, C, height, width): shape (B, H, W, C)."""
+        x, _ = self.forward_blocks(x, [], len(self.blocks) * self.passes)
+        return self.to_features(x)

@@ -3,14 +3,14 @@
 'Deep Residual Learning for Image Recognition', He, Zhang, Ren, Sun, CVPR 2016
 - https://arxiv.org/abs/1512.03385
 """
-from typing import Any, Dict
+from typing import Any
 
 import torch.nn as nn
 
 from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock, ResNet
 
-from ._base import build_cifar_model, cifar_cfg
+from ._cfg import build_net, cifar_cfgs
 
 __all__ = ['ResNetCifar']
 
@@ -35,30 +35,23 @@ class ResNetCifar(ResNet):
             info['reduction'] = reduction
 
 
-def _cfg(name: str, **kwargs: Any) -> Dict[str, Any]:
-    return cifar_cfg(
-        name,
-        pool_size=(4, 4), first_conv='conv1', classifier='fc',
-        paper_ids='arXiv:1512.03385', paper_name='Deep Residual Learning for Image Recognition',
-        **kwargs,
-    )
-
-
-default_cfgs = generate_default_cfgs({
-    'resnet18_cifar.cifar10': _cfg('resnet18_cifar'),
-    'resnet_tiny_cifar.cifar10': _cfg('resnet_tiny_cifar'),
-})
+default_cfgs = generate_default_cfgs(cifar_cfgs(
+    'resnet18_cifar',
+    'resnet_tiny_cifar',
+    pool_size=(4, 4), first_conv='conv1', classifier='fc',
+    paper_ids='arXiv:1512.03385', paper_name='Deep Residual Learning for Image Recognition',
+))
 
 
 @register_model
 def resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> ResNetCifar:
     """ResNet-18 with a 3x3 stem (11.2M parameters; published 93.8 % by the paper, 94.6 % by its reproduction)."""
     model_args = dict(block=BasicBlock, layers=(2, 2, 2, 2))
-    return build_cifar_model(ResNetCifar, 'resnet18_cifar', pretrained, **dict(model_args, **kwargs))
+    return build_net(ResNetCifar, 'resnet18_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def resnet_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> ResNetCifar:
     """A quarter as wide, one block deeper: `sa_quadratic_tiny_cifar`'s parameters and FLOPs within 1.3 %."""
     model_args = dict(block=BasicBlock, layers=(2, 2, 3, 2), channels=(16, 32, 64, 128))
-    return build_cifar_model(ResNetCifar, 'resnet_tiny_cifar', pretrained, **dict(model_args, **kwargs))
+    return build_net(ResNetCifar, 'resnet_tiny_cifar', pretrained, **dict(model_args, **kwargs))

@@ -16,25 +16,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import ClassifierHead, register_notrace_function
+from timm.layers import ClassifierHead
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 
 from timm_selfconv.layers import PassBatchNorm2d, SanAttention2d
-from ._base import ZooNet, build_cifar_model, cifar_cfg
+from ._base import ZooNet
+from ._cfg import build_net, cifar_cfgs
 
 __all__ = ['SAN']
-
-
-@torch.fx.wrap
-@register_notrace_function
-def check_images(x: torch.Tensor, in_chans: int, min_size: int) -> torch.Tensor:
-    """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them."""
-    if x.dim() != 4 or x.shape[1] != in_chans:
-        raise ValueError(f'x of shape {list(x.shape)}: needs images of shape (batch, {in_chans}, height, width)')
-    if min(x.shape[2], x.shape[3]) < min_size:
-        raise ValueError(f'x of shape {list(x.shape)}: needs a height and width of at least {min_size}')
-    return x
 
 
 @contextlib.contextmanager
@@ -117,10 +107,7 @@ class SAN(ZooNet):
             ValueError: If an argument is out of range.
         """
         dd = {'device': device, 'dtype': dtype}
-        super().__init__()
         channels, depths = tuple(channels), tuple(depths)
-        if not isinstance(in_chans, int) or in_chans < 1:
-            raise ValueError(f'in_chans={in_chans!r}: needs an integer of at least 1')
         if not channels or len(channels) != len(depths):
             raise ValueError(f'channels={channels!r} and depths={depths!r}: need one number a stage each')
         if any(not isinstance(depth, int) or depth < 1 for depth in depths):
@@ -128,14 +115,13 @@ class SAN(ZooNet):
         if hierarchical and len(set(zip(channels, depths))) > 1:
             raise ValueError(f'channels={channels!r}, depths={depths!r}: stages that share bottlenecks need equal ones')
 
-        self.num_classes = num_classes
-        self.in_chans = in_chans
-        self.num_features = self.head_hidden_size = channels[-1]
+        super().__init__(
+            in_chans, num_classes, channels[-1],
+            min_size=2 if hierarchical else 2 * 2 ** len(channels))  # of which a footprint can be reflected
         # at full resolution, training on 128 images takes more than 2 GiB unless bottlenecks are recomputed in the
         # backward pass, and pairwise whole stages
         self.recomputes = hierarchical
         self.grad_checkpointing = hierarchical and kind == 'pairwise'
-        self.min_size = 2 if hierarchical else 2 * 2 ** len(channels)  # of which a footprint can be reflected
 
         self.stem = nn.Conv2d(in_chans, channels[0], 1, bias=False, **dd)
         self.stem_norm = nn.BatchNorm2d(channels[0], **dd)
@@ -154,7 +140,6 @@ class SAN(ZooNet):
         ]
         self.head = ClassifierHead(channels[-1], num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
         return dict(stem=r'^stem', blocks=[
             (r'^shared_blocks', (0,)),
@@ -163,7 +148,6 @@ class SAN(ZooNet):
             (r'^stages\.(\d+)\.(?:norm)', (99999,)),
         ])
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute whole stages in the backward pass, as pairwise hierarchical nets do unless told otherwise.
 
@@ -172,7 +156,7 @@ class SAN(ZooNet):
         self.grad_checkpointing = enable
 
     def _stem(self, x: torch.Tensor) -> torch.Tensor:
-        x = check_images(x, self.in_chans, self.min_size)
+        x = self.check_images(x)
         # nearly all that follows is matrix products over the channels of a pixel
         x = x.contiguous(memory_format=torch.channels_last)
         return self.stem_act(self.stem_norm(self.stem(x)))
@@ -256,19 +240,10 @@ class SAN(ZooNet):
                 x, key = self._pass_stage(i, x, key)
         return x
 
-    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
-        return self.head(x, pre_logits=pre_logits)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.forward_features(x)
-        x = self.forward_head(x)
-        return x
-
-
-def _cfg(name: str, pool_size: int, **kwargs: Any) -> Dict[str, Any]:
-    return cifar_cfg(
-        name,
-        pool_size=(pool_size, pool_size),
+def _cfgs(*names: str, **kwargs: Any) -> Dict[str, Any]:
+    return cifar_cfgs(
+        *names,
         first_conv='stem', classifier='head.fc',
         paper_ids='arXiv:2004.13621', paper_name='Exploring Self-attention for Image Recognition',
         origin_url='https://github.com/hszhao/SAN',
@@ -277,16 +252,14 @@ def _cfg(name: str, pool_size: int, **kwargs: Any) -> Dict[str, Any]:
 
 
 default_cfgs = generate_default_cfgs({
-    'san_pairwise_cifar.cifar10': _cfg('san_pairwise_cifar', 2),
-    'san_patchwise_cifar.cifar10': _cfg('san_patchwise_cifar', 2),
-    'san_pairwise_hier_cifar.cifar10': _cfg('san_pairwise_hier_cifar', 32),
-    'san_patchwise_hier_cifar.cifar10': _cfg('san_patchwise_hier_cifar', 32),
+    **_cfgs('san_pairwise_cifar', 'san_patchwise_cifar', pool_size=(2, 2)),
+    **_cfgs('san_pairwise_hier_cifar', 'san_patchwise_hier_cifar', pool_size=(32, 32)),
 })
 
 
 def _create_san(variant: str, pretrained: bool = False, **kwargs: Any) -> SAN:
     out_indices = kwargs.pop('out_indices', tuple(range(len(kwargs.get('channels', (64, 256, 512, 1024))))))
-    return build_cifar_model(
+    return build_net(
         SAN, variant, pretrained, feature_cfg=dict(out_indices=out_indices, feature_cls='getter'), **kwargs)
 
 

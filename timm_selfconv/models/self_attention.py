@@ -9,42 +9,21 @@ layer. The variants differ in which terms of the attention score (the paper's eq
 encode positions; see :class:`timm_selfconv.layers.SelfAttention2d`. Hierarchical nets pass through one layer again and
 again, and compute its keys once.
 """
-from typing import TYPE_CHECKING, Any, Dict, Final, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
 
 from timm.layers import ClassifierHead, DropPath, LayerType, Mlp, calculate_drop_path_rates, get_act_layer, \
-    register_notrace_function, resample_abs_pos_embed_nhwc, to_2tuple
-from timm.models import checkpoint, generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
-from timm.models._input import update_model_input_size
+    resample_abs_pos_embed_nhwc
+from timm.models import generate_default_cfgs, register_model
 
 from timm_selfconv.layers import SelfAttention2d, resample_table
-from ._base import ZooNet, build_cifar_model, cifar_cfg
+from ._base import BlockNet, check_sizes, to_grid_size
+from ._cfg import build_net, cifar_cfgs
 from ._released import convert_released, is_released
 
 __all__ = ['SelfAttentionNet']
-
-
-@torch.fx.wrap
-@register_notrace_function
-def check_images(x: torch.Tensor, in_chans: int, patch_size: int) -> torch.Tensor:
-    """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them."""
-    if x.dim() != 4 or x.shape[1] != in_chans:
-        raise ValueError(f'x of shape {list(x.shape)}: needs images of shape (batch, {in_chans}, height, width)')
-    height, width = x.shape[2], x.shape[3]
-    if min(height, width) < patch_size or height % patch_size != 0 or width % patch_size != 0:
-        raise ValueError(f'x of shape {list(x.shape)}: needs a height and width that are multiples of {patch_size}')
-    return x
-
-
-def to_grid_size(img_size: Union[int, Sequence[int]], patch_size: int) -> Tuple[int, int]:
-    """Rows and columns of patches in an image, a ValueError if they don't fill it."""
-    size = to_2tuple(img_size)
-    if len(size) != 2 or any(not isinstance(s, int) or s < patch_size or s % patch_size for s in size):
-        raise ValueError(f'img_size={img_size!r}: needs a height and a width that are multiples of {patch_size}')
-    return size[0] // patch_size, size[1] // patch_size
 
 
 class Block(nn.Module):
@@ -73,17 +52,18 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
 
+    def keys(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys that this block's attention has for x, shape (B, H, W, dim)."""
+        return self.attn.keys(x)
+
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         x = self.norm1(x + self.drop_path1(self.attn(x, key)))
         x = self.norm2(x + self.drop_path2(self.mlp(x)))
         return x
 
 
-class SelfAttentionNet(ZooNet):
+class SelfAttentionNet(BlockNet):
     """Classifier of self-attention layers on a grid of pixels, channels last throughout."""
-    shares_key: Final[bool]
-    if TYPE_CHECKING:
-        blocks: Any  # nn.Sequential of Block, whose attributes it does not show
 
     def __init__(
             self,
@@ -138,35 +118,24 @@ class SelfAttentionNet(ZooNet):
             ValueError: If an argument is out of range, or terms and encoding do not fit.
         """
         dd = {'device': device, 'dtype': dtype}
-        super().__init__()
-        for name, value in (('patch_size', patch_size), ('in_chans', in_chans), ('embed_dim', embed_dim),
-                            ('depth', depth), ('mlp_dim', mlp_dim)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
+        super().__init__(patch_size, in_chans, num_classes, embed_dim, depth, hierarchical)
+        check_sizes(mlp_dim=mlp_dim)
         num_blocks = 1 if hierarchical else depth
         heads = (num_heads,) * num_blocks if isinstance(num_heads, int) else tuple(num_heads)
         if len(heads) != num_blocks:
             raise ValueError(f'num_heads={num_heads!r}: needs one number, or one for each of {num_blocks} layers')
         grid_size = to_grid_size(img_size, patch_size)
-
-        self.num_classes = num_classes
-        self.in_chans = in_chans
-        self.num_features = self.head_hidden_size = embed_dim
-        self.patch_size = patch_size
-        self.num_heads = heads
-        self.output_fmt = 'NHWC'
-        self.grad_checkpointing = False
+        drop_path_rates: Any = [drop_path_rate] if hierarchical else calculate_drop_path_rates(drop_path_rate, depth)
 
         self.stem = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
-        drop_path_rates: Any = [drop_path_rate] if hierarchical else calculate_drop_path_rates(drop_path_rate, depth)
         self.blocks = nn.Sequential(*[
             Block(
                 embed_dim,
                 mlp_dim,
-                heads[i],
+                block_heads,
                 drop=drop_rate,
                 attn_drop=attn_drop_rate,
-                drop_path=drop_path_rates[i],
+                drop_path=rate,
                 act_layer=act_layer,
                 norm_eps=norm_eps,
                 terms=terms,
@@ -176,125 +145,23 @@ class SelfAttentionNet(ZooNet):
                 proj=attn_proj,
                 **dd,
             )
-            for i in range(num_blocks)
+            for block_heads, rate in zip(heads, drop_path_rates)
         ])
-        self.passes = depth // num_blocks
-        self.shares_key = hierarchical and ('content' in terms or 'key_bias' in terms)
-        self.feature_info = [
-            dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{i % num_blocks}') for i in range(depth)]
+        self.shares_key = hierarchical and self.blocks[0].attn.has_key
         self.head = ClassifierHead(embed_dim, num_classes, pool_type=global_pool, input_fmt=self.output_fmt, **dd)
 
-    @torch.jit.ignore
+    @property
+    @torch.jit.unused
+    def num_heads(self) -> Tuple[int, ...]:
+        """Heads of each block."""
+        return tuple(block.attn.num_heads for block in self.blocks)
+
     def no_weight_decay(self) -> Set[str]:
         return {n for n, _ in self.named_parameters() if n.endswith(('encoding.centers', 'encoding.spreads'))}
 
-    @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
-        return dict(stem=r'^stem', blocks=r'^blocks\.(\d+)')
-
-    @torch.jit.ignore
-    def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
-        """Take images of another (height, width): learned encodings are resampled, the rest needs no change.
-
-        Raises:
-            ValueError: If the size is no multiple of the patch size.
-        """
-        grid_size = to_grid_size(img_size, self.patch_size)
-        for module in self.modules():
-            set_grid_size = getattr(module, 'set_grid_size', None)
-            if set_grid_size is not None:
-                set_grid_size(grid_size)
-        update_model_input_size(self, img_size)
-
-    def _stem(self, x: torch.Tensor) -> torch.Tensor:
-        x = check_images(x, self.in_chans, self.patch_size)
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        """Downsample images x, shape (B, C, height, width), to a grid, shape (B, H, W, C)."""
         return self.stem(x).permute(0, 2, 3, 1)
-
-    def _shared_key(self, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """Keys that all passes of a shared block meet: those of the first one's input x, shape (B, H, W, C)."""
-        if self.shares_key:
-            return self.blocks[0].attn.keys(x)
-        return None
-
-    def forward_intermediates(
-            self,
-            x: torch.Tensor,
-            indices: Optional[Union[int, List[int]]] = None,
-            norm: bool = False,
-            stop_early: bool = False,
-            output_fmt: str = 'NCHW',
-            intermediates_only: bool = False,
-    ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
-        """Forward features and return the outputs of the chosen layers.
-
-        Args:
-            x: Images, shape (B, C, H, W).
-            indices: Last n layers if an int, all if None, else those of these indices.
-            norm: Layers are post-norm: their outputs are normalised either way.
-            stop_early: Stop after the last layer asked for.
-            output_fmt: 'NCHW' or 'NHWC'.
-            intermediates_only: Leave the final features out.
-
-        Returns:
-            The intermediates, or the final features (NHWC) and the intermediates.
-        """
-        assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
-        intermediates: List[torch.Tensor] = []
-        take_indices, max_index = feature_take_indices(len(self.blocks) * self.passes, indices)
-
-        x = self._stem(x)
-        key = self._shared_key(x)
-        i = 0
-        for block in self.blocks:
-            for _ in range(self.passes):
-                if i <= max_index or not stop_early:
-                    if self.grad_checkpointing and not torch.jit.is_scripting():
-                        x = checkpoint(block, x, key)
-                    else:
-                        x = block(x, key)
-                    if i in take_indices:
-                        intermediates.append(x.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else x)
-                i += 1
-
-        if intermediates_only:
-            return intermediates
-        return x, intermediates
-
-    def prune_intermediate_layers(
-            self,
-            indices: Union[int, List[int]] = 1,
-            prune_norm: bool = False,
-            prune_head: bool = True,
-    ) -> List[int]:
-        """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
-        take_indices, max_index = feature_take_indices(len(self.blocks) * self.passes, indices)
-        if self.passes > 1:
-            self.passes = max_index + 1
-        else:
-            self.blocks = self.blocks[:max_index + 1]
-            self.num_heads = self.num_heads[:max_index + 1]
-        if prune_head:
-            self.reset_classifier(0, '')
-        return take_indices
-
-    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        x = self._stem(x)
-        key = self._shared_key(x)
-        for block in self.blocks:
-            for _ in range(self.passes):
-                if self.grad_checkpointing and not torch.jit.is_scripting():
-                    x = checkpoint(block, x, key)
-                else:
-                    x = block(x, key)
-        return x
-
-    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
-        return self.head(x, pre_logits=pre_logits)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.forward_features(x)
-        x = self.forward_head(x)
-        return x
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) -> Dict[str, torch.Tensor]:
@@ -328,10 +195,9 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) ->
     return out
 
 
-def _cfg(name: str, patch_size: int = 2, **kwargs: Any) -> Dict[str, Any]:
-    return cifar_cfg(
-        name,
-        pool_size=(32 // patch_size, 32 // patch_size),
+def _cfgs(*names: str, **kwargs: Any) -> Dict[str, Any]:
+    return cifar_cfgs(
+        *names,
         first_conv='stem', classifier='head.fc',
         paper_ids='arXiv:1911.03584',
         paper_name='On the Relationship between Self-Attention and Convolutional Layers',
@@ -341,28 +207,32 @@ def _cfg(name: str, patch_size: int = 2, **kwargs: Any) -> Dict[str, Any]:
 
 
 default_cfgs = generate_default_cfgs({
-    f'{name}.cifar10': _cfg(name, patch_size=patch_size) for name, patch_size in (
-        ('sa_quadratic_cifar', 2),
-        ('sa_quadratic_gen_cifar', 2),
-        ('sa_quadratic_gen_pruned_cifar', 2),
-        ('sa_learned_cifar', 2),
-        ('sa_learned_content_cifar', 2),
-        ('sa_quadratic_h16_cifar', 2),
-        ('sa_learned_h16_cifar', 2),
-        ('sa_learned_content_h16_cifar', 2),
-        ('sa_learned_content_hier_cifar', 2),
-        ('sa_learned_content_hier_h16_cifar', 2),
-        ('sa_quadratic_tiny_cifar', 4),
-        ('sa_learned_tiny_cifar', 4),
-        ('sa_learned_content_tiny_cifar', 4),
-        ('sa_learned_content_hier_tiny_cifar', 4),
-    )
+    **_cfgs(
+        'sa_quadratic_cifar',
+        'sa_quadratic_gen_cifar',
+        'sa_quadratic_gen_pruned_cifar',
+        'sa_learned_cifar',
+        'sa_learned_content_cifar',
+        'sa_quadratic_h16_cifar',
+        'sa_learned_h16_cifar',
+        'sa_learned_content_h16_cifar',
+        'sa_learned_content_hier_cifar',
+        'sa_learned_content_hier_h16_cifar',
+        pool_size=(16, 16),
+    ),
+    **_cfgs(
+        'sa_quadratic_tiny_cifar',
+        'sa_learned_tiny_cifar',
+        'sa_learned_content_tiny_cifar',
+        'sa_learned_content_hier_tiny_cifar',
+        pool_size=(8, 8),
+    ),
 })
 
 
 def _create_self_attention(variant: str, pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    out_indices = kwargs.pop('out_indices', tuple(range(kwargs.get('depth', 6))))
-    return build_cifar_model(
+    out_indices = kwargs.pop('out_indices', None)  # all
+    return build_net(
         SelfAttentionNet, variant, pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),

@@ -118,6 +118,5 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
     assert isinstance(pruned, SelfAttentionNet)
     for layer, attn in enumerate(block_attentions(pruned)):
         attn.keep_heads([head for head in range(attn.num_heads) if head not in heads.get(layer, ())])
-    pruned.num_heads = tuple(attn.num_heads for attn in block_attentions(pruned))
     update_model_args(pruned, num_heads=pruned.num_heads)
     return pruned

@@ -1,0 +1,74 @@
+"""Self-attention of tokens, as vision transformers have it, with heads as wide as the layer."""
+from typing import Final, Optional
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from timm.layers import use_fused_attn
+
+__all__ = ['TokenAttention']
+
+
+class TokenAttention(nn.Module):
+    """Self-attention of tokens, every head as wide as the layer, that can attend to keys computed elsewhere."""
+    fused_attn: Final[bool]
+
+    def __init__(
+            self,
+            dim: int,
+            num_heads: int,
+            attn_drop: float = 0.,
+            proj_drop: float = 0.,
+            device=None,
+            dtype=None,
+    ):
+        """
+        Args:
+            dim: Channels of tokens and of every head.
+            num_heads: Number of heads.
+            attn_drop: Dropout rate of the attention probabilities.
+            proj_drop: Dropout rate of the output.
+        """
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = dim ** -0.5
+        self.fused_attn = use_fused_attn()
+        self.query = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.key = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.value = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(num_heads * dim, dim, **dd)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(2, [self.num_heads, -1]).transpose(1, 2)
+
+    def keys(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys of x, shape (B, N, dim): shape (B, heads, N, dim)."""
+        return self._heads(self.key(x))
+
+    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Attend from every token of x to all.
+
+        Args:
+            x: Tokens, shape (B, N, dim).
+            key: Keys to attend to in place of x's own, see :meth:`keys`.
+
+        Returns:
+            Output, shape (B, N, dim).
+        """
+        if key is None:
+            key = self.keys(x)
+        query, value = self._heads(self.query(x)), self._heads(self.value(x))
+        if self.fused_attn:
+            x = F.scaled_dot_product_attention(
+                query, key, value, dropout_p=self.attn_drop.p if self.training else 0.)
+        else:
+            attn = (query * self.scale) @ key.transpose(-2, -1)
+            attn = attn.softmax(dim=-1)
+            attn = self.attn_drop(attn)
+            x = attn @ value
+        x = self.proj(x.transpose(1, 2).flatten(2))
+        return self.proj_drop(x)
