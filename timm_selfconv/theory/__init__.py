@@ -1,8 +1,16 @@
+"""The theorem as code: what attention can be, and what it is.
+
+- conv_to_attention: Theorem 1, a convolution as the attention that computes it; convs_to_attention: all of a net.
+- attention_to_conv: back, the convolution that is nearest to a layer.
+- inclusion: a net as the richer net that computes the same.
+- residual: how far a layer is from expressing every convolution (Lemmas 1 and 3); head_statistics: what heads do.
+- pruning: nets without their degenerate heads (appendix E).
+"""
 from .attention_to_conv import ConvReport, attention_to_conv, head_kernels, reparameterizable
 from .conv_to_attention import ConvAttention, conv_to_attention
 from .convs_to_attention import ConversionReport, convs_to_attention
-from .inclusion import include
 from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \
     mirror_symmetry, spread, translation_consistency
+from .inclusion import include
 from .pruning import condition_numbers, degenerate_heads, precision_eigenvalues, prune_heads
 from .residual import ConvResidual, at_taps, conv_residual, interior, tap_offsets
