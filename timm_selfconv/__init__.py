@@ -1,2 +1,18 @@
+"""Self-attention nets that contain every convolution, as timm models: importing this package registers them.
+
+- models: the nets, a file per family; here lie what they are, how they load and how one is added.
+- layers: their attention, as pure functions under thin modules.
+- theory: the papers' theorem as code: convolutions as attention and back, nets as richer nets, pruning.
+- look: what a net sees: attention maps, heads, the papers' figures, the explorer.
+- measure: what a net costs and how good it is: counts, the papers' tables, accuracy, speed.
+- train: the fast trainer on one device, ``python -m timm_selfconv.train RECIPE``.
+- data: datasets and pictures. files: the one place that writes. hub: weights and their model cards.
+- cli: the command ``timm-selfconv``, ``python -m timm_selfconv`` where it is not installed.
+
+Imports run one way: cli, then look, measure and train, then theory, hub and data, then models, then layers.
+"""
 from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet
+
+__version__ = '0.1.0'
+__all__ = ['SAN', 'ResNetCifar', 'ResVit', 'SelfAttentionNet', 'attention_maps']

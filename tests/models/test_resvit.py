@@ -1,30 +1,14 @@
-import contextlib
 import re
 
 import pytest
 import timm
 import torch
-from timm.layers import set_fused_attn
 from timm.utils import AttentionExtract
 
 from timm_selfconv.models.resvit import checkpoint_filter_fn
 
 PARAMETERS = {'resvit_cifar': 37_394_506, 'resvit_hier_cifar': 6_531_946}
 SMALL = dict(stem_dim=4, embed_dim=16, mlp_dim=24, depth=3, num_heads=2)
-
-
-@contextlib.contextmanager
-def explicit_maps():
-    """timm's switch for explicit attention maps, put back afterwards."""
-    set_fused_attn(False)
-    try:
-        yield
-    finally:
-        set_fused_attn(True)
-
-
-def images(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
@@ -34,7 +18,7 @@ def test_exact_parameters(name):
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_the_net_by_hand(name):
+def test_the_net_by_hand(name, images):
     """The definition from its weights, with torch's own multi-head attention where all keys are a layer's own."""
     model = timm.create_model(name, img_size=(8, 12), **SMALL).double().eval()
     with torch.no_grad():
@@ -64,7 +48,7 @@ def test_the_net_by_hand(name):
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_features_carry_the_class_token(name):
+def test_features_carry_the_class_token(name, images):
     """Their mean is that of all tokens, intermediates are the patches' alone."""
     model = timm.create_model(name, **SMALL).eval()
     tokens = []
@@ -76,12 +60,12 @@ def test_features_carry_the_class_token(name):
     torch.testing.assert_close(last.flatten(1, 2), tokens[-1][:, 1:])
 
 
-def test_eval_is_deterministic():
+def test_eval_is_deterministic(images):
     model = timm.create_model('resvit_cifar', **SMALL).eval()
     torch.testing.assert_close(model(images(2, 3, 32, 32)), model(images(2, 3, 32, 32)), rtol=0, atol=0)
 
 
-def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys():
+def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(images):
     model = timm.create_model('resvit_hier_cifar', **SMALL).double().eval()
     deep = timm.create_model('resvit_cifar', **SMALL).double().eval()
     state = model.state_dict()
@@ -97,7 +81,7 @@ def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys():
     assert not torch.allclose(model(x), deep(x))
 
 
-def test_depth_of_a_hierarchical_net_costs_nothing():
+def test_depth_of_a_hierarchical_net_costs_nothing(images):
     shallow, deep = (timm.create_model('resvit_hier_cifar', **dict(SMALL, depth=n)).eval() for n in (2, 5))
     deep.load_state_dict(shallow.state_dict())
     x = images(1, 3, 32, 32)
@@ -110,7 +94,7 @@ def test_depth_of_a_hierarchical_net_costs_nothing():
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_another_image_size_resamples_the_positions(name):
+def test_another_image_size_resamples_the_positions(name, images):
     model = timm.create_model(name, **SMALL).eval()
     resized = timm.create_model(name, img_size=(48, 20), **SMALL).eval()
     resized.load_state_dict(checkpoint_filter_fn(model.state_dict(), resized))
@@ -152,7 +136,7 @@ def test_arguments_that_make_no_sense_are_named(kwargs, match):
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_attention_extract_sees_the_maps(name):
+def test_attention_extract_sees_the_maps(name, images, explicit_maps):
     fused = timm.create_model(name, **SMALL).eval()
     x = images(2, 3, 32, 32)
     with explicit_maps():
@@ -171,7 +155,7 @@ def test_attention_extract_sees_the_maps(name):
         AttentionExtract(fused, method='fx')
 
 
-def test_intermediates_checkpointing_and_features_only():
+def test_intermediates_checkpointing_and_features_only(images):
     model = timm.create_model('resvit_cifar', img_size=(16, 12), **SMALL).eval()
     x = images(2, 3, 16, 12)
     out, features = model.forward_intermediates(x)
@@ -187,7 +171,7 @@ def test_intermediates_checkpointing_and_features_only():
     assert net.feature_info.reduction() == [2, 2]
 
 
-def test_dropout_acts_in_training_alone():
+def test_dropout_acts_in_training_alone(images):
     model = timm.create_model('resvit_cifar', drop_rate=0.3, attn_drop_rate=0.3, drop_path_rate=0.3, **SMALL)
     x = images(4, 3, 32, 32)
     assert not torch.allclose(model.train()(x), model(x))
@@ -202,7 +186,7 @@ def test_parameter_groups():
     assert groups['head.fc.weight'] == 2
 
 
-def test_low_precision_and_weights_after_the_meta_device():
+def test_low_precision_and_weights_after_the_meta_device(images):
     model = timm.create_model('resvit_cifar', **SMALL).eval()
     x = images(1, 3, 32, 32)
     expected = model(x)

@@ -17,10 +17,6 @@ HIERARCHICAL = [name for name in PARAMETERS if 'hier' in name]
 SMALL = dict(channels=(32,) * 4)
 
 
-def images(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
 def small(name, **kwargs):
     """A narrow net, whose norms scale and shift unevenly."""
     torch.manual_seed(0)
@@ -40,7 +36,7 @@ def test_exact_parameters(name):
 
 @pytest.mark.parametrize('name', PARAMETERS)
 @pytest.mark.parametrize('size', [(32, 32), (35, 64)])
-def test_any_size_that_leaves_pixels_to_reflect(name, size):
+def test_any_size_that_leaves_pixels_to_reflect(name, size, images):
     model = small(name).eval()
     reduction = 1 if 'hier' in name else 16
     assert model(images(1, 3, *size)).shape == (1, 10)
@@ -48,7 +44,7 @@ def test_any_size_that_leaves_pixels_to_reflect(name, size):
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_images_that_do_not_fit_are_named(name):
+def test_images_that_do_not_fit_are_named(name, images):
     smallest = 2 if 'hier' in name else 32
     model = small(name).eval()
     model(images(1, 3, smallest, smallest))
@@ -74,7 +70,7 @@ def test_arguments_that_make_no_sense_are_named(kwargs, match):
 
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
-def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name):
+def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     """The definition, with torch's own modules and the keys of the first attention handed on by hand."""
     model = small(name).double().eval()
     for norm in model.modules():
@@ -103,7 +99,7 @@ def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name):
 
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
-def test_all_parameters_have_gradients_and_unused_keys_zero(name):
+def test_all_parameters_have_gradients_and_unused_keys_zero(name, images):
     """What DistributedDataParallel asks for."""
     model = small(name)
     model(images(2, 3, 8, 8)).square().sum().backward()
@@ -112,7 +108,7 @@ def test_all_parameters_have_gradients_and_unused_keys_zero(name):
     assert used.abs().max() > 0 and unused.abs().max() == 0
 
 
-def test_passes_of_shared_bottlenecks_cost_what_is_their_own_alone():
+def test_passes_of_shared_bottlenecks_cost_what_is_their_own_alone(images):
     four, six = (small('san_patchwise_hier_cifar', channels=(32,) * n, depths=(2,) * n) for n in (4, 6))
     own = 32 * 32 + 2 * 32
     assert sum(p.numel() for p in six.parameters()) == sum(p.numel() for p in four.parameters()) + 2 * own
@@ -120,7 +116,7 @@ def test_passes_of_shared_bottlenecks_cost_what_is_their_own_alone():
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_statistics_fit_the_passes_they_were_taken_in(name):
+def test_statistics_fit_the_passes_they_were_taken_in(name, images):
     """Eval gives what training gave, up to the bias of the variance, once the statistics have settled."""
     model = small(name).train()
     for norm in model.modules():
@@ -139,7 +135,7 @@ def test_statistics_fit_the_passes_they_were_taken_in(name):
 
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
-def test_recomputing_changes_neither_gradients_nor_statistics(name):
+def test_recomputing_changes_neither_gradients_nor_statistics(name, images):
     x, results = images(4, 3, 8, 8), []
     for recomputes, checkpointing in ((False, False), (True, False), (True, True)):
         model = small(name).train()
@@ -170,7 +166,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)
     assert kib * 1024 < 2 * 2 ** 30
 
 
-def test_intermediates_and_features_only():
+def test_intermediates_and_features_only(images):
     model = small('san_patchwise_cifar', channels=(32, 64, 32, 96)).eval()
     x = images(1, 3, 32, 48)
     out, features = model.forward_intermediates(x)
@@ -184,14 +180,14 @@ def test_intermediates_and_features_only():
     assert net.feature_info.reduction() == [1] * 4 and net.feature_info.channels() == [32] * 4
 
 
-def test_memory_format_of_the_images_does_not_matter():
+def test_memory_format_of_the_images_does_not_matter(images):
     model = small('san_pairwise_hier_cifar').eval()
     x = images(2, 3, 8, 8)
     torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_bfloat16_is_close_to_float32(name):
+def test_bfloat16_is_close_to_float32(name, images):
     model = small(name).eval()
     x = images(2, 3, 32, 32)
     expected = model(x)
@@ -209,7 +205,7 @@ def test_layer_groups():
         assert set(groups) == {n for n, _ in model.named_parameters()}
 
 
-def test_classifier_in_any_dtype_and_weights_after_the_meta_device():
+def test_classifier_in_any_dtype_and_weights_after_the_meta_device(images):
     model = small('san_pairwise_hier_cifar', dtype=torch.bfloat16)
     model.reset_classifier(7)
     assert model.get_classifier().weight.dtype == torch.bfloat16

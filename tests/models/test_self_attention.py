@@ -1,4 +1,3 @@
-import contextlib
 import re
 import subprocess
 import sys
@@ -6,7 +5,6 @@ import sys
 import pytest
 import timm
 import torch
-from timm.layers import set_fused_attn
 from timm.optim import param_groups_weight_decay
 from timm.utils import AttentionExtract
 
@@ -32,20 +30,6 @@ TINY = [
 SMALL = dict(embed_dim=16, mlp_dim=24, depth=3, num_heads=3)
 
 
-@contextlib.contextmanager
-def explicit_maps():
-    """timm's switch for explicit attention maps, put back afterwards."""
-    set_fused_attn(False)
-    try:
-        yield
-    finally:
-        set_fused_attn(True)
-
-
-def images(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.mark.parametrize('name', PARAMETERS)
 def test_published_parameters_to_the_digit(name):
     model = timm.create_model(name, device='meta')
@@ -55,7 +39,7 @@ def test_published_parameters_to_the_digit(name):
 
 
 @pytest.mark.parametrize('size', [(32, 32), (2, 2), (34, 18), (64, 32)])
-def test_the_quadratic_net_takes_any_even_size(size):
+def test_the_quadratic_net_takes_any_even_size(size, images):
     model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
     assert model(images(1, 3, *size)).shape == (1, 10)
     assert model.forward_features(images(1, 3, *size)).shape == (1, size[0] // 2, size[1] // 2, 16)
@@ -76,7 +60,7 @@ print(*[line.split()[1] for line in open('/proc/self/status') if line.startswith
 
 
 @pytest.mark.parametrize('name', TINY)
-def test_another_image_size_resamples_learned_encodings(name):
+def test_another_image_size_resamples_learned_encodings(name, images):
     model = timm.create_model(name).eval()
     resized = timm.create_model(name, img_size=(64, 48)).eval()
     filter_fn = sys.modules[type(model).__module__].checkpoint_filter_fn
@@ -99,7 +83,7 @@ def test_resampled_tables_carry_their_offsets():
 
 
 @pytest.mark.parametrize('name,keys', [('sa_quadratic_tiny_cifar', ''), ('sa_learned_tiny_cifar', 'set_input_size')])
-def test_images_larger_than_learned_tables_are_refused(name, keys):
+def test_images_larger_than_learned_tables_are_refused(name, keys, images):
     model = timm.create_model(name).eval()
     if keys:
         with pytest.raises(ValueError, match=keys):
@@ -147,7 +131,7 @@ def test_unknown_arguments_raise():
     dict(terms=('content',), encoding='sinusoid'),
     dict(terms=('content',), encoding='absolute', img_size=(16, 8)),
 ])
-def test_terms_and_encodings_by_keyword(kwargs):
+def test_terms_and_encodings_by_keyword(kwargs, images):
     model = timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs).eval()
     x = images(2, 3, *kwargs.get('img_size', (32, 32)))
     out = model(x)
@@ -157,7 +141,7 @@ def test_terms_and_encodings_by_keyword(kwargs):
 
 
 @pytest.mark.parametrize('name', [*TINY, 'sa_quadratic_gen_cifar'])
-def test_attention_extract_sees_the_maps(name):
+def test_attention_extract_sees_the_maps(name, images, explicit_maps):
     model = timm.create_model(name, **SMALL).eval()
     x = images(2, 3, 16, 16)
     maps = timm_selfconv.attention_maps(model, x)
@@ -181,7 +165,7 @@ def test_attention_extract_raises_where_a_fused_path_hides_the_map(name):
 
 
 @pytest.mark.parametrize('fmt,shape', [('NCHW', (2, 16, 8, 6)), ('NHWC', (2, 8, 6, 16))])
-def test_intermediates(fmt, shape):
+def test_intermediates(fmt, shape, images):
     model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
     x = images(2, 3, 16, 12)
     out, features = model.forward_intermediates(x, output_fmt=fmt)
@@ -204,7 +188,7 @@ ALL_TERMS = dict(encoding='learned', terms=('content', 'content_position', 'key_
     dict(), dict(encoding='learned'), ALL_TERMS, dict(terms=('content',), encoding='sinusoid'),
     dict(qk_bias=False, attn_proj=False, act_layer='relu', norm_eps=1e-5, **ALL_TERMS),
 ])
-def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(kwargs):
+def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(kwargs, images):
     """The report's definition, on a net of separate layers: every layer the same weights and the first one's keys."""
     model = timm.create_model('sa_quadratic_cifar', hierarchical=True, **SMALL, **kwargs).double().eval()
     deep = timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs).double().eval()
@@ -230,7 +214,7 @@ def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(kwargs):
 
 
 @pytest.mark.parametrize('kwargs', [dict(), ALL_TERMS])
-def test_depth_of_a_hierarchical_net_costs_nothing(kwargs):
+def test_depth_of_a_hierarchical_net_costs_nothing(kwargs, images):
     small = dict(SMALL, hierarchical=True, **kwargs)
     shallow, deep = (timm.create_model('sa_quadratic_cifar', **dict(small, depth=depth)).eval() for depth in (2, 5))
     deep.load_state_dict(shallow.state_dict())
@@ -255,7 +239,7 @@ def test_a_hierarchical_net_has_one_number_of_heads():
         timm.create_model('sa_quadratic_cifar', hierarchical=True, **dict(SMALL, num_heads=(3, 3)))
 
 
-def test_features_only_and_shallow_nets():
+def test_features_only_and_shallow_nets(images):
     net = timm.create_model('sa_learned_cifar', features_only=True, **SMALL)
     assert net.feature_info.channels() == [16] * 3 and net.feature_info.reduction() == [2] * 3
     assert [f.shape for f in net(images(1, 3, 32, 32))] == [(1, 16, 16, 16)] * 3
@@ -263,7 +247,7 @@ def test_features_only_and_shallow_nets():
     assert len(last(images(1, 3, 32, 32))) == 1
 
 
-def test_classifier_and_pooling_can_be_replaced_in_any_dtype():
+def test_classifier_and_pooling_can_be_replaced_in_any_dtype(images):
     model = timm.create_model('sa_quadratic_cifar', **SMALL, dtype=torch.bfloat16)
     model.reset_classifier(7)
     assert model.get_classifier().weight.dtype == torch.bfloat16
@@ -292,7 +276,7 @@ def test_layer_groups():
     assert groups['blocks.2.norm2.bias'] == 3 and groups['head.fc.weight'] == 4
 
 
-def test_weights_can_be_made_after_the_meta_device():
+def test_weights_can_be_made_after_the_meta_device(images):
     torch.manual_seed(0)
     model = timm.create_model('sa_learned_cifar', **SMALL, device='meta').to_empty(device='cpu')
     for p in model.parameters():
@@ -302,14 +286,14 @@ def test_weights_can_be_made_after_the_meta_device():
     assert model(images(1, 3, 32, 32)).isfinite().all()
 
 
-def test_drop_path_and_dropout_act_in_training_alone():
+def test_drop_path_and_dropout_act_in_training_alone(images):
     model = timm.create_model('sa_quadratic_cifar', drop_path_rate=0.5, drop_rate=0.3, attn_drop_rate=0.3, **SMALL)
     x = images(4, 3, 8, 8)
     assert not torch.allclose(model.train()(x), model(x))
     torch.testing.assert_close(model.eval()(x), model(x))
 
 
-def test_float16_weights_evaluate_close_to_float32():
+def test_float16_weights_evaluate_close_to_float32(images):
     model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
     x = images(1, 3, 32, 32)
     expected = model(x)

@@ -1,3 +1,12 @@
+"""Attention as layers: maths in pure functions, under thin modules.
+
+- attention: ``SelfAttention2d`` on a grid of pixels, every term of the paper's equation (8).
+- encodings: what its queries know about where a key lies: quadratic, learned and absolute encodings.
+- san_attention: ``SanAttention2d``, vectors of weights over a small footprint.
+- token_attention: ``TokenAttention``, as vision transformers have it.
+
+Nothing but torch and timm.layers is imported here.
+"""
 from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores, \
     separable_attention
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, axis_offsets, gaussian_axis_scores, \

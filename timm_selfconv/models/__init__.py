@@ -1,3 +1,11 @@
+"""The nets, each registered in timm by its name; README.md beside this file is their chapter.
+
+- self_attention: ``sa_*``, the paper's nets and the report's hierarchical ones.
+- san: ``san_*``, vector attention over a footprint, plain and hierarchical.
+- resvit: ``resvit_*``, vision transformers on a ResNet's first stage, plain and hierarchical.
+- resnet_cifar: ``resnet*_cifar``, the convolutional baselines.
+- _base: the skeleton that they share. _cfg: their configurations and weights. _released: the papers' checkpoints.
+"""
 from ._cfg import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, WEIGHTS_DIR, zoo_names
 from .resnet_cifar import ResNetCifar
 from .resvit import ResVit

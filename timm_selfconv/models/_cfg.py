@@ -23,7 +23,7 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
     """Pretrained configurations of CIFAR-10 nets, for timm's ``generate_default_cfgs``.
 
     Every net has the tag ``cifar10``, whose weights are ``weights/{name}.safetensors`` if that file ships. A file
-    ``weights/{name}.{tag}.safetensors`` is one more tag of the net.
+    ``weights/{name}.{tag}.safetensors`` is one more tag of the net. Who names no tag gets the first that has weights.
 
     Args:
         *names: Names of the nets.
