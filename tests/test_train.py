@@ -7,15 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import timm.loss
+import timm.task
 import torch
 import torch.nn.functional as F
 import yaml
+from filelock import FileLock
 from PIL import Image
 from timm.data import create_transform
 
@@ -43,33 +46,89 @@ def folder(tmp_path_factory):
 SMALL = 'model_kwargs={embed_dim: 8, mlp_dim: 8, depth: 2}'
 
 
-def run(folder, output, *more):
-    train.main([TINY, '--data', str(folder), '--output', str(output), *more, 'batch_size=8'])
+def run(folder, output, *more, recipe=TINY):
+    train.main([str(recipe), '--data', str(folder), '--output', str(output), *more, 'batch_size=8'])
     return torch.load(output / 'last.pth.tar', weights_only=True)
+
+
+def refused(capsys, status, message, *command):
+    with pytest.raises(SystemExit) as stopped:
+        run(*command)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert stopped.value.code == status and re.search(message, error), error
+
+
+@contextmanager
+def stopped_after(epoch):
+    """A training that ends between the checkpoint of an epoch, counted from 0, and what follows from it."""
+    class Enough(Exception):
+        pass
+
+    def publish(self, *args):
+        if len(self.history) > epoch:
+            raise Enough
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Enough):
+        patch.setattr(train.Training, 'publish', publish)
+        yield
 
 
 @pytest.mark.parametrize('overrides,message', [
     (['aa=rand-m9'], r"does not do \['aa'\]; aa=null"),
     (['lr'], r"override='lr': needs KEY=VALUE"),
     (['color_jitter=0.4'], r'color_jitter=0.4: timm_selfconv.train needs 0'),
-    (['amp_dtype=float16'], r"amp_dtype='float16': timm_selfconv.train needs bfloat16"),
-    (['train_interpolation=random'], r"train_interpolation='random': needs 'bilinear' or 'bicubic'"),
-    (['lr=null'], r'lr=None: needs a learning rate'),
+    (['amp_dtype=float16'], r"amp_dtype='float16': timm_selfconv.train needs 'bfloat16'"),
+    (['train_interpolation=random'], r"train_interpolation='random': .* needs 'bilinear' or 'bicubic'"),
+    (['kd_distill_type=token'], r"kd_distill_type='token': .* needs 'logit'"),
+    (['lr=null'], r'lr=None: needs a value'),
+    (['lr=fast'], r"lr='fast': needs a number above 0"),
+    (['lr=.nan'], r'lr=nan: needs a number above 0'),
+    (['epochs=0'], r'epochs=0: needs a whole number above 0'),
+    (['batch_size=12.5'], r'batch_size=12.5: needs a whole number'),
+    (['amp=1'], r'amp=1: needs bool'),
+    (['img_sizes={0: big}'], r"img_sizes={0: 'big'}: needs a size in pixels by the epoch"),
+    (['ratio=[1, 1'], r"overrides=\['ratio=\[1, 1'\]: needs YAML"),
 ])
 def test_what_it_does_not_do_is_refused(overrides, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         train.read_recipe(TINY, overrides)
+    assert '\n' not in str(error.value)
+
+
+def test_numbers_that_yaml_takes_for_words_are_numbers():
+    assert train.read_recipe(TINY, ['lr=1e-3', 'weight_decay=5E-2']).lr == 0.001
+
+
+@pytest.mark.parametrize('text,message', [('a: [1', 'needs YAML'), ('- a', 'needs a line KEY'), ('', 'a line KEY')])
+def test_broken_recipes_are_refused(tmp_path, text, message):
+    (tmp_path / 'recipe.yaml').write_text(text)
+    with pytest.raises(ValueError, match=message):
+        train.read_recipe(str(tmp_path / 'recipe.yaml'))
 
 
 @pytest.mark.parametrize('more,message', [
     (['batch_size=100'], r'batch_size=100: needs at most the 24 training images'),
     (['batch_size=8', 'model_kwargs={num_classes: 1}'], r'largest label 1: .* has 1 classes'),
+    (['batch_size=8', 'model_kwargs={heads: 1}'], r'model=.*heads'),
     (['batch_size=8', 'train_split=nowhere'], r'nowhere'),
+    (['batch_size=8', 'model=sa_quadratic'], r"model='sa_quadratic', .* Unknown model"),
+    (['batch_size=8', 'initial_checkpoint=nowhere.safetensors'], r'nowhere.safetensors'),
+    (['batch_size=8', 'kd_model_name=sa_learned_h16_cifar'], r'has no trained weights yet'),
+    (['batch_size=8', 'img_sizes={5: 18}'], r'18.*multiples of 4'),
+    (['batch_size=8', '--device', 'abacus'], r"device='abacus': .*abacus"),
 ])
 def test_data_that_does_not_fit_is_refused(folder, tmp_path, capsys, more, message):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as stopped:
         train.main([TINY, '--data', str(folder), '--output', str(tmp_path), *more])
-    assert re.search(message, capsys.readouterr().err) and list(tmp_path.iterdir()) == []
+    assert stopped.value.code == 2 and re.search(message, capsys.readouterr().err.splitlines()[-1])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('column', ['input_key', 'target_key'])
+def test_missing_columns_are_refused(tmp_path, capsys, column):
+    datasets = pytest.importorskip('datasets')
+    pictures = dict(img=[Image.new('RGB', (32, 32))] * 8, label=[0] * 8)
+    datasets.Dataset.from_dict(pictures).to_parquet(tmp_path / 'data' / 'train-00000-of-00001.parquet')
+    refused(capsys, 2, f"{column}='nowhere'", tmp_path / 'data', tmp_path / 'run', f'{column}=nowhere')
 
 
 def test_padded_crops_are_all_the_windows_of_the_padded_image():
@@ -149,9 +208,7 @@ def test_one_step_is_that_of_torch_s_optimiser(folder):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
 
-    scheduler, _ = train.create_scheduler_v2(
-        training.optimizer, **train.scheduler_kwargs(args), updates_per_epoch=training.steps)
-    assert training.epoch(scheduler) == pytest.approx(loss.item(), rel=1e-5)
+    assert one_epoch(training) == pytest.approx(loss.item(), rel=1e-5)
     assert training.optimizer.param_groups[0]['lr'] == pytest.approx(0.25)  # half of the cosine
     torch.testing.assert_close(training.model.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-6)
 
@@ -169,37 +226,147 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path):
     done = torch.load(tmp_path / 'killed' / 'last.pth.tar', weights_only=True)['epoch']
     assert 1 <= done < 399  # between the line and the file of an epoch, too
 
-    class Enough(Exception):
-        pass
-
-    def stop_after(epoch):  # the schedule knows the number of epochs, so the rest of both runs is cut short
-        save = torch.save
-
-        def saved(checkpoint, path):
-            save(checkpoint, path)
-            if checkpoint['epoch'] > epoch:
-                raise Enough
-        return saved
-
-    for output in ('killed', 'whole'):
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Enough):
-            patch.setattr(train.torch, 'save', stop_after(done + 1))
+    for output in ('killed', 'whole'):  # the schedule knows the number of epochs, so the rest of both is cut short
+        with stopped_after(done + 2):
             run(folder, tmp_path / output, *more)
-    killed, whole = (torch.load(tmp_path / o / '.last.pth.tar', weights_only=True) for o in ('killed', 'whole'))
+    killed, whole = (torch.load(tmp_path / o / 'last.pth.tar', weights_only=True) for o in ('killed', 'whole'))
     assert killed['epoch'] == whole['epoch'] == done + 2
     for key in ('state_dict', 'state_dict_ema', 'history'):
         torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
-    before = torch.load(tmp_path / 'whole' / 'last.pth.tar', weights_only=True)
-    assert before['epoch'] == done + 1  # the file that counts is not the one that was being written
 
 
-def test_another_recipe_does_not_go_on_with_a_run(folder, tmp_path, capsys):
-    run(folder, tmp_path, '--batches', '1', 'epochs=1', SMALL)
-    before = (tmp_path / 'last.pth.tar').read_bytes()
-    with pytest.raises(SystemExit):
-        run(folder, tmp_path, '--batches', '1', 'epochs=1', 'lr=0.5', SMALL)
-    assert re.search(r"run of another recipe \(\['lr'\] differ\)", capsys.readouterr().err)
-    assert (tmp_path / 'last.pth.tar').read_bytes() == before
+def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, capsys):
+    more = ['--batches', '1', 'epochs=1', SMALL]
+    run(folder, tmp_path / 'run', *more)
+    before = (tmp_path / 'run' / 'last.pth.tar').read_bytes()
+    refused(capsys, 2, r"run of another recipe \(\['lr'\] differ\)", folder, tmp_path / 'run', *more, 'lr=0.5')
+    shutil.copytree(folder, tmp_path / 'data')
+    shutil.copy(tmp_path / 'data' / 'train' / 'a' / '0.png', tmp_path / 'data' / 'train' / 'a' / '1.png')
+    refused(capsys, 2, r"\['training images'\] differ", tmp_path / 'data', tmp_path / 'run', *more)
+    assert (tmp_path / 'run' / 'last.pth.tar').read_bytes() == before
+
+
+def test_a_run_from_before_new_keys_goes_on(folder, tmp_path):
+    more = ['--batches', '1', 'epochs=3', SMALL]
+    with stopped_after(0):
+        run(folder, tmp_path, *more)
+    checkpoint = torch.load(tmp_path / 'last.pth.tar', weights_only=True)
+    del checkpoint['data'], checkpoint['args']['kd_temperature'], checkpoint['args']['grad_accum_steps']
+    torch.save(checkpoint, tmp_path / 'last.pth.tar')
+    assert run(folder, tmp_path, *more)['epoch'] == 2
+
+
+@pytest.mark.parametrize('size', [0, 1000, -1000], ids=['empty', 'short', 'nearly whole'])
+def test_a_damaged_checkpoint_costs_one_epoch(folder, tmp_path, capsys, size):
+    more = ['--batches', '1', 'epochs=3', SMALL]
+    with stopped_after(1):
+        run(folder, tmp_path, *more)
+    last, previous = tmp_path / 'last.pth.tar', tmp_path / 'previous.pth.tar'
+    last.write_bytes(last.read_bytes()[:size])
+    whole = run(folder, tmp_path / 'whole', *more)
+    resumed = run(folder, tmp_path, *more)
+    assert 'last.pth.tar is damaged' in capsys.readouterr().out
+    torch.testing.assert_close(resumed['state_dict'], whole['state_dict'], rtol=0, atol=0)
+    for path in (last, previous):
+        path.write_bytes(path.read_bytes()[:size])
+    refused(capsys, 2, 'no checkpoint in it is whole', folder, tmp_path, *more)
+
+
+def test_one_training_a_folder(folder, tmp_path, capsys):
+    with FileLock(tmp_path / '.lock'):
+        refused(capsys, 2, 'another training runs there', folder, tmp_path, 'epochs=1', SMALL)
+    assert run(folder, tmp_path, 'epochs=1', SMALL)['epoch'] == 0
+
+
+def test_the_first_loss_that_is_not_finite_stops_it(folder, tmp_path, capsys, monkeypatch):
+    def loss(self, *args):
+        calls.append(1)
+        return whole(self, *args) * (float('nan') if len(calls) == 5 else 1)
+
+    whole, calls, more = train.Training.loss, [], ['epochs=3', SMALL]
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Training, 'loss', loss)  # three batches an epoch: the second of the second
+        message = 'epoch 1, step 1: the loss is nan.* keeps the epochs before'
+        refused(capsys, 1, message, folder, tmp_path / 'run', *more)
+    assert torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=True)['epoch'] == 0
+    resumed, wanted = (run(folder, tmp_path / output, *more)['state_dict'] for output in ('run', 'whole'))
+    torch.testing.assert_close(resumed, wanted, rtol=0, atol=0)
+
+
+def small_training(folder, *overrides, split='train'):
+    args = train.read_recipe(TINY, ['batch_size=8', 'amp=null', SMALL, *overrides])
+    return train.Training(args, train.load_images(str(folder), split, 'img', 'label', torch.device('cpu')))
+
+
+def one_epoch(training):
+    args = training.args
+    scheduler, _ = train.create_scheduler_v2(
+        training.optimizer, **train.scheduler_kwargs(args), updates_per_epoch=training.steps)
+    return training.epoch(scheduler)
+
+
+def test_small_images_first_and_validation_at_full_size(folder):
+    training, seen = small_training(folder, 'img_sizes={1: 16, 3: 24}', 'epochs=5'), []
+    training.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[-1]))
+    for _ in range(4):
+        one_epoch(training)
+        training.validate((training.images, training.labels))
+        training.history.append({})
+    assert seen == [32] * 4 + [16, 16, 16, 32] * 2 + [24, 24, 24, 32]
+
+
+@pytest.mark.parametrize('size', [16, 24, 32, 40])
+def test_images_are_resized_as_pil_does(size):
+    image = torch.rand(32, 32)
+    wanted = np.asarray(Image.fromarray(image.numpy()).resize((size, size), Image.Resampling.BILINEAR))
+    np.testing.assert_allclose(train.at_size(image.expand(2, 3, -1, -1), size)[1, 2], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize('weights', [{}, dict(distill_loss_weight=0.7), dict(task_loss_weight=0.3), dict(
+    task_loss_weight=0.2, distill_loss_weight=2.0)])
+def test_distillation_is_that_of_timm_s_train_py(folder, weights):
+    training = small_training(
+        folder, 'kd_model_name=resnet_tiny_cifar', 'kd_temperature=3', *(f'{k}={v}' for k, v in weights.items()))
+    x = training.augment(training.images)
+    task = timm.task.LogitDistillationTask(
+        training.model, timm.create_model('resnet_tiny_cifar', pretrained=True),
+        torch.nn.CrossEntropyLoss(label_smoothing=training.args.smoothing), temperature=3., **weights)
+    wanted = task(x, training.labels)['loss']
+    torch.testing.assert_close(training.loss(x, training.labels, None), wanted)
+    seen = []
+    training.teacher.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    before = {k: v.clone() for k, v in training.teacher.state_dict().items()}
+    training.args.img_sizes = {0: 16}
+    one_epoch(training)
+    assert {x.shape[-1] for x in seen} == {32}  # the same crop at full size, whatever the net sees
+    torch.testing.assert_close(training.teacher.state_dict(), before, rtol=0, atol=0)
+
+
+def test_gradients_add_up_over_batches(folder):
+    """No BatchNorm, no augmentation: 24 images at once, or eight and again eight and again eight."""
+    still = ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'epochs=2', 'warmup_epochs=0', 'opt=momentum']
+    at_once = small_training(folder, *still, 'batch_size=24')
+    in_parts = small_training(folder, *still, 'grad_accum_steps=3')
+    broken = small_training(folder, *still, 'batch_size=5', 'grad_accum_steps=3')  # of 5, 5, 5, and of the one left
+    assert [at_once.steps, in_parts.steps, broken.steps] == [1, 1, 2]
+    assert one_epoch(in_parts) == pytest.approx(one_epoch(at_once), rel=1e-5)
+    torch.testing.assert_close(in_parts.model.state_dict(), at_once.model.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('recipe', sorted(RECIPES.glob('*.yaml')), ids=lambda path: path.stem)
+def test_every_recipe_is_rehearsed(recipe, folder, tmp_path, capsys, monkeypatch):
+    """Two batches of each of its phases, stopped in the middle, resumed and exported; its nets have a test below."""
+    phases = yaml.safe_load(recipe.read_text()).get('img_sizes', {})
+    more = ['--batches', '2', 'model=sa_quadratic_tiny_cifar', 'aa=null', f'epochs={max(3, len(phases))}',
+            f'img_sizes={dict(enumerate(phases.values()))}']
+    with stopped_after(1):
+        run(folder, tmp_path / 'run', *more, recipe=recipe)
+    assert run(folder, tmp_path / 'run', *more, recipe=recipe)['epoch'] == max(3, len(phases)) - 1
+    command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
+    monkeypatch.chdir(tmp_path)
+    cli(command[1:])
+    facts = (tmp_path / 'timm_selfconv/weights/sa_quadratic_tiny_cifar.md').read_text()
+    assert f'| recipe | {recipe} |' in facts and ('| image sizes |' in facts) == bool(phases)
 
 
 def test_what_is_validated_how_often(folder, tmp_path):
@@ -211,8 +378,9 @@ def test_what_is_validated_how_often(folder, tmp_path):
 
 @pytest.mark.parametrize('name', zoo_names())
 def test_every_net_trains_resumes_and_exports(name, folder, tmp_path, capsys):
-    small = ('embed_dim: 8, mlp_dim: 8, num_classes: 10' if name.startswith(('sa_', 'resvit_'))
-             else 'channels: [32, 32, 32, 32]')
+    small = 'channels: [32, 32, 32, 32]'
+    if name.startswith(('sa_', 'resvit_')):
+        small = 'embed_dim: 8, mlp_dim: 8' + (', depth: 2' if 'pruned' not in name else '')
     more = ['--batches', '2', '--shards', str(tmp_path / 'out'), 'epochs=2', f'model_kwargs={{{small}}}']
     more.append(f'model={name}')
     checkpoint = run(folder, tmp_path / 'run', *more)

@@ -7,24 +7,29 @@ train.py is the reference. What differs here: all images lie on the device as ui
 the optimiser is fused and a GPU runs the net compiled, so nothing waits for a data loader. KEY=VALUE replaces a key of
 the recipe (YAML; null removes it). A key that this script does not know stops it, so no part of a recipe is left out in
 silence. Two keys are for this script alone: `crop_padding`, the papers' random crop of the image padded with black,
-which train.py ignores (timm has none) in favour of `scale` and `ratio`; and `img_sizes`, what images are resized to
-after the crop, from which epoch on: {0: 16, 10: 24, 20: 32} begins with 16 x 16 pixels, a quarter of the work.
+which train.py ignores (timm has none) in favour of `scale` and `ratio`; and `img_sizes`, what images are shrunk to
+last, from which epoch on: {0: 16, 10: 24, 20: 32} begins with 16 x 16 pixels, a quarter of the work. A teacher
+(`kd_model_name`) sees the same crops at full size.
 
-OUTPUT gets last.pth.tar after each epoch (timm's layout) and summary.csv (timm's columns). Stop the script at any
-moment and start it again with the same arguments: it goes on after the last whole epoch and ends with the weights that
-it would have had. It tells how to export them. Nothing is chosen by test accuracy: the last weights count, or their
-average (`model_ema`) if the recipe keeps one. To tune a recipe, hold images out of the training split:
-train_split='train[:45000]' val_split='train[45000:]'.
+OUTPUT gets last.pth.tar after each epoch (timm's layout), previous.pth.tar, the one before it, and summary.csv (timm's
+columns). Stop the script at any moment and start it again with the same arguments: it goes on after the last whole
+epoch and ends with the weights that it would have had. It tells how to export them. Nothing is chosen by test accuracy:
+the last weights count, or their average (`model_ema`) if the recipe keeps one. To tune a recipe, hold images out of the
+training split: train_split='train[:45000]' val_split='train[45000:]'.
 """
 import argparse
 import csv
+import hashlib
 import importlib
 import io
 import math
+import os
 import shlex
+import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import timm
@@ -32,10 +37,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import yaml
+from filelock import FileLock, Timeout
 from timm.data import Mixup, resolve_data_config
 from timm.data.random_erasing import RandomErasing
 from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
+from timm.task import DistillationTeacher
 from timm.utils import ModelEmaV3, random_seed
 from tqdm import trange
 
@@ -43,18 +50,36 @@ from timm_selfconv.data import open_dataset
 from timm_selfconv.files import replace_file
 from timm_selfconv.hub import save_shards
 
-# what train.py takes where a recipe is silent, of the keys that this script honours
-DEFAULTS: Dict[str, Any] = dict(
-    model=None, model_kwargs={}, initial_checkpoint='', dataset='', input_key='img', target_key='label',
-    train_split='train', val_split='validation', device_modules=[], epochs=300, batch_size=128, opt='sgd',
-    opt_eps=None, opt_betas=None, momentum=0.9, lr=None, weight_decay=2e-5, clip_grad=None, sched='cosine',
-    sched_on_updates=False, warmup_epochs=5, warmup_lr=1e-5, warmup_prefix=False, min_lr=0.,
-    decay_milestones=[90, 180, 270], decay_rate=0.1, amp=False, amp_dtype='float16', torchcompile=None,
-    val_interval=1, model_ema=False, model_ema_decay=0.9998, model_ema_warmup=False, crop_padding=None, img_sizes={},
+# what train.py takes where a recipe is silent, of the keys that this script honours; a type where that is nothing
+KEYS: Dict[str, Any] = dict(
+    model=str, model_kwargs={}, initial_checkpoint='', dataset='', input_key='img', target_key='label',
+    train_split='train', val_split='validation', device_modules=[], epochs=300, batch_size=128, grad_accum_steps=1,
+    opt='sgd', opt_eps=float, opt_betas=list, momentum=0.9, lr=float, weight_decay=2e-5, clip_grad=float,
+    sched='cosine', sched_on_updates=False, warmup_epochs=5, warmup_lr=1e-5, warmup_prefix=False, min_lr=0.,
+    decay_milestones=[90, 180, 270], decay_rate=0.1, amp=False, amp_dtype='float16', torchcompile=str, val_interval=1,
+    model_ema=False, model_ema_decay=0.9998, model_ema_warmup=False, crop_padding=int, img_sizes={},
     scale=[0.08, 1.], ratio=[3 / 4, 4 / 3], train_interpolation='bilinear', hflip=0.5, color_jitter=0.4, reprob=0.,
-    mixup=0., cutmix=0., mixup_prob=1., smoothing=0.1, drop=0., drop_path=None, seed=42, checkpoint_hist=None)
+    mixup=0., cutmix=0., mixup_prob=1., smoothing=0.1, drop=0., drop_path=float, kd_model_name=str,
+    kd_distill_type='logit', kd_temperature=4., distill_loss_weight=float, task_loss_weight=float, seed=42,
+    checkpoint_hist=int)
+DEFAULTS = {key: None if isinstance(default, type) else default for key, default in KEYS.items()}
+CHOICES: Dict[str, Tuple[Any, ...]] = dict(
+    amp_dtype=('bfloat16',), color_jitter=(0,), train_interpolation=('bilinear', 'bicubic'), kd_distill_type=('logit',))
+POSITIVE = ('epochs', 'batch_size', 'grad_accum_steps', 'val_interval', 'lr', 'kd_temperature')
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
+
+
+def checked(key: str, value: Any) -> Any:
+    """A value of a recipe, of its key's type; numbers may be what YAML takes for words, such as 1e-3."""
+    kind = KEYS[key] if isinstance(KEYS[key], type) else type(KEYS[key])
+    if kind is float and type(value) in (int, str):
+        with suppress(ValueError):
+            value = float(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)) or (key in POSITIVE and value <= 0):
+        needs = {float: 'a number', int: 'a whole number'}.get(kind, kind.__name__)
+        raise ValueError(f"{key}={value!r}: needs {needs}{' above 0' if key in POSITIVE else ''}")
+    return value
 
 
 def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
@@ -65,26 +90,30 @@ def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
     """
     if not Path(path).is_file():
         raise ValueError(f'recipe={path!r}: needs a YAML file')
-    recipe = yaml.safe_load(Path(path).read_text())
-    for override in overrides:
-        key, equals, value = override.partition('=')
-        if not equals:
-            raise ValueError(f'override={override!r}: needs KEY=VALUE')
-        recipe[key] = yaml.safe_load(value)
+    try:
+        recipe = yaml.safe_load(Path(path).read_text())
+        if not isinstance(recipe, dict):
+            raise ValueError(f'recipe={path!r}: needs a line KEY: VALUE for each key')
+        for override in overrides:
+            key, equals, value = override.partition('=')
+            if not equals:
+                raise ValueError(f'override={override!r}: needs KEY=VALUE')
+            recipe[key] = yaml.safe_load(value)
+    except yaml.YAMLError as e:
+        raise ValueError(f"recipe={path!r}, overrides={overrides}: needs YAML ({' '.join(str(e).split())})") from e
     recipe = {key: value for key, value in recipe.items() if value is not None}
-    unknown = sorted(set(recipe) - set(DEFAULTS))
+    unknown = sorted(map(str, set(recipe) - set(KEYS)))
     if unknown:
-        raise ValueError(f'recipe={path!r}: train.py does not do {unknown}; {unknown[0]}=null leaves it out')
-    args = argparse.Namespace(**{**DEFAULTS, **recipe})
-    for key, wanted in (('amp_dtype', 'bfloat16'), ('color_jitter', 0)):
-        if getattr(args, key) != wanted and not (key == 'amp_dtype' and not args.amp):
-            raise ValueError(f'{key}={getattr(args, key)!r}: timm_selfconv.train needs {wanted}')
-    if args.train_interpolation not in ('bilinear', 'bicubic'):
-        raise ValueError(f"train_interpolation={args.train_interpolation!r}: needs 'bilinear' or 'bicubic'")
-    if args.lr is None:
-        raise ValueError('lr=None: needs a learning rate')
-    numbers = [*args.img_sizes, *args.img_sizes.values()] if isinstance(args.img_sizes, dict) else [None]
-    if not all(isinstance(x, int) and x >= 0 for x in numbers):
+        raise ValueError(f'recipe={path!r}: timm_selfconv.train does not do {unknown}; {unknown[0]}=null leaves it out')
+    args = argparse.Namespace(**{**DEFAULTS, **{key: checked(key, value) for key, value in recipe.items()}})
+    for key, choices in CHOICES.items():
+        if getattr(args, key) not in choices and (key != 'amp_dtype' or args.amp):
+            raise ValueError(
+                f"{key}={getattr(args, key)!r}: timm_selfconv.train needs {' or '.join(map(repr, choices))}")
+    for key in ('model', 'lr'):
+        if getattr(args, key) is None:
+            raise ValueError(f'{key}=None: needs a value')
+    if not all(type(x) is int and x >= 0 for sizes in args.img_sizes.items() for x in sizes):
         raise ValueError(f'img_sizes={args.img_sizes!r}: needs a size in pixels by the epoch that it begins with')
     return args
 
@@ -95,9 +124,12 @@ def load_images(data: str, split: str, input_key: str, target_key: str, device: 
     Raises:
         ValueError: If there is no such dataset, or its images are not of one size.
     """
-    dataset = open_dataset(data, split, None, input_key, target_key)
-    rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False))
-    pixels, labels = zip(*((np.asarray(image), label) for image, label in rows))
+    try:
+        dataset = open_dataset(data, split, None, input_key, target_key)
+        rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False))
+        pixels, labels = zip(*((np.asarray(image), label) for image, label in rows))
+    except (KeyError, TypeError) as e:  # what the datasets library makes of a missing column
+        raise ValueError(f'data={data!r}: needs the columns input_key={input_key!r}, target_key={target_key!r}') from e
     shapes = {image.shape for image in pixels}
     if len(shapes) > 1:
         raise ValueError(f'data={data!r}: needs images of one size, has {sorted(shapes)[:3]}')
@@ -142,57 +174,95 @@ def random_resized_crop(
     return F.grid_sample(x, grid, mode=interpolation, padding_mode='border', align_corners=False)
 
 
+def at_size(x: torch.Tensor, size: Optional[int]) -> torch.Tensor:
+    """Images, shape (B, C, H, W), resized to a side in pixels, if one is given that they don't have."""
+    if size is not None and size != x.shape[-1]:
+        x = F.interpolate(x, (size, size), mode='bilinear', antialias=True)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 class Augment:
     """From uint8 images, shape (B, C, H, W), to what the net sees, on their device."""
 
     def __init__(self, args: argparse.Namespace, model: nn.Module, device: torch.device):
         config = resolve_data_config({}, model=model)
         self.args = args
-        self.mean, self.std = (torch.tensor(config[k], device=device).view(-1, 1, 1) for k in ('mean', 'std'))
+        self.mean, self.std = (torch.tensor(config[k], device=device).view(1, -1, 1, 1) for k in ('mean', 'std'))
         self.erase = RandomErasing(args.reprob, mode='pixel', device=str(device)) if args.reprob else nn.Identity()
 
     def normalize(self, x: torch.Tensor) -> torch.Tensor:
         return (x / 255 - self.mean) / self.std
 
-    def __call__(self, x: torch.Tensor, size: Optional[int] = None) -> torch.Tensor:
-        """Crop, resize to a size in pixels if one is given, flip, normalise, erase."""
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Crop, flip, normalise, erase."""
         if self.args.crop_padding is not None:
             x = padded_crop(x, self.args.crop_padding)
         else:
             x = random_resized_crop(x.float(), self.args.scale, self.args.ratio, self.args.train_interpolation)
-        if size is not None and size != x.shape[-1]:
-            x = F.interpolate(x.float(), (size, size), mode='bilinear', antialias=True)
         flip = torch.rand(len(x), 1, 1, 1, device=x.device) < self.args.hflip
-        x = torch.where(flip, x.flip(3), x)
-        return self.erase(self.normalize(x)).contiguous(memory_format=torch.channels_last)
+        return self.erase(self.normalize(torch.where(flip, x.flip(3), x)))
+
+
+def distillation_loss(logits: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Divergence of a net's softened probabilities from its teacher's (Hinton, Vinyals, Dean, 2015), as timm's tasks.
+
+    Args:
+        logits: The net's, shape (B, classes).
+        wanted: The teacher's.
+        temperature: Both are divided by it; the loss is multiplied by its square.
+    """
+    ours, theirs = ((x.float() / temperature).log_softmax(-1) for x in (logits, wanted))
+    return temperature ** 2 * F.kl_div(ours, theirs, reduction='batchmean', log_target=True)
+
+
+def made(what: str, make: Callable[[], Any]) -> Any:
+    """What a factory makes; its errors are the user's, in one line."""
+    try:
+        return make()
+    except (RuntimeError, TypeError, OSError) as e:
+        raise ValueError(f"{what}: {' '.join(str(e).split()) or type(e).__name__}") from e
 
 
 class Training:
     """A net and all that changes while it trains."""
 
-    def __init__(self, args: argparse.Namespace, data: Images, steps: Optional[int] = None):
+    def __init__(self, args: argparse.Namespace, data: Images, batches: Optional[int] = None):
         """
         Args:
             args: The recipe.
             data: Training images and labels, on the device to train on.
-            steps: Batches an epoch; all that are whole if None.
+            batches: How many an epoch; all that are whole if None.
+
+        Raises:
+            ValueError: If the recipe and the data don't fit each other or the net, or there is no such net.
         """
         self.args = args
         self.images, self.labels = data
         device = self.images.device
-        self.steps = min(len(self.images) // args.batch_size, steps or len(self.images))
-        if not self.steps:
+        self.batches = min(len(self.images) // args.batch_size, batches or len(self.images))
+        if not self.batches:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
+        self.steps = math.ceil(self.batches / args.grad_accum_steps)
+        self.fingerprint = hashlib.sha256(b''.join(x.cpu().numpy().tobytes() for x in data)).hexdigest()
         random_seed(args.seed)
-        model: Any = timm.create_model(
+        what = f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}'
+        model: Any = made(what, lambda: timm.create_model(
             args.model, checkpoint_path=args.initial_checkpoint, drop_rate=args.drop, drop_path_rate=args.drop_path,
-            **args.model_kwargs).to(device)
+            **args.model_kwargs).to(device))
         self.model = model.to(memory_format=torch.channels_last)
         for name, labels in (('smallest', self.labels.min()), ('largest', self.labels.max())):
             if not 0 <= labels < self.model.num_classes:
                 raise ValueError(f'{name} label {int(labels)}: {args.model} has {self.model.num_classes} classes')
+        for size in args.img_sizes.values():  # now, not in the epoch that it begins with
+            self.model.eval()(at_size(self.images[:1] / 255, size))
         self.augment = Augment(args, self.model, device)
         self.forward = torch.compile(self.model, backend=args.torchcompile) if args.torchcompile else self.model
+        self.teacher: Optional[DistillationTeacher] = None
+        if args.kd_model_name is not None:
+            self.teacher = made(f'kd_model_name={args.kd_model_name!r}', lambda: DistillationTeacher(
+                args.kd_model_name, self.model.num_classes, self.model.in_chans, device=device))
+            if args.torchcompile:
+                self.teacher.compile(args.torchcompile)
         self.mixup = Mixup(
             args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
             num_classes=self.model.num_classes) if args.mixup or args.cutmix else None
@@ -212,11 +282,16 @@ class Training:
         """Go on where a checkpoint was saved.
 
         Raises:
-            ValueError: If it was made by another recipe.
+            ValueError: If it was made by another recipe or from other data.
         """
-        differ = sorted(k for k, v in vars(self.args).items() if checkpoint['args'].get(k) != v)
-        if differ or checkpoint['steps'] != self.steps:
-            raise ValueError(f'output: has a run of another recipe ({differ or ["batches"]} differ); choose another')
+        recorded = {**DEFAULTS, **checkpoint['args']}  # an older run knows fewer keys
+        differ = sorted(k for k, v in vars(self.args).items() if recorded[k] != v)
+        if checkpoint['steps'] != self.steps:
+            differ.append('batches')
+        if checkpoint.get('data', self.fingerprint) != self.fingerprint:
+            differ.append('training images')
+        if differ:
+            raise ValueError(f'output: has a run of another recipe ({differ} differ); choose another')
         self.model.load_state_dict(checkpoint['state_dict'])
         if self.ema is not None:
             self.ema.module.load_state_dict(checkpoint['state_dict_ema'])
@@ -228,37 +303,79 @@ class Training:
         ema = {} if self.ema is None else dict(state_dict_ema=self.ema.module.state_dict())
         return dict(
             epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), steps=self.steps,
-            state_dict=self.model.state_dict(), **ema, optimizer=self.optimizer.state_dict(),
-            history=self.history, seconds=self.seconds)
+            data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
+            optimizer=self.optimizer.state_dict(), history=self.history, seconds=self.seconds)
+
+    def resume(self, output: Path) -> None:
+        """Go on with the run in a folder, if there is one: from its last checkpoint that is whole.
+
+        Raises:
+            ValueError: If there are checkpoints but none is whole, or they are of another training.
+        """
+        last, previous = output / 'last.pth.tar', output / 'previous.pth.tar'
+        for path in filter(Path.is_file, (last, previous)):
+            try:
+                checkpoint = torch.load(path, map_location=self.images.device, weights_only=True)
+            except Exception as e:  # what is raised depends on where the file ends
+                print(f'{path} is damaged ({type(e).__name__})', flush=True)
+                continue
+            self.load(checkpoint)
+            os.replace(path, last)
+            return
+        if last.exists():
+            raise ValueError(f'output={str(output)!r}: no checkpoint in it is whole; choose another')
+
+    def loss(self, x: torch.Tensor, target: torch.Tensor, size: Optional[int]) -> torch.Tensor:
+        """Of augmented images, which the net sees at a size and its teacher as they are, and their labels."""
+        args, smoothing = self.args, self.args.smoothing
+        if self.mixup is not None:
+            (x, target), smoothing = self.mixup(x, target), 0.  # it smooths labels itself
+        logits = self.forward(at_size(x, size))
+        loss = F.cross_entropy(logits, target, label_smoothing=smoothing)
+        if self.teacher is None:
+            return loss
+        with torch.no_grad():
+            wanted = self.teacher(self.teacher.normalize_input(at_size(x, None), self.augment.mean, self.augment.std))
+        task, distill = args.task_loss_weight, args.distill_loss_weight  # what is not given: as timm's tasks
+        task, distill = (1. if task is None else task), (1. - (task or 0.) if distill is None else distill)
+        return task * loss + distill * distillation_loss(logits, wanted, args.kd_temperature)
 
     def epoch(self, scheduler: Any) -> float:
-        """Train on the shuffled images once, the last broken batch left out; returns the mean loss."""
-        args, epoch = self.args, len(self.history)
+        """Train on the shuffled images once, the last broken batch left out; returns the mean loss.
+
+        Raises:
+            FloatingPointError: At the first loss that is not finite.
+        """
+        args, epoch, device = self.args, len(self.history), self.images.device
         random_seed(args.seed, 1000 * (epoch + 1))  # a resumed run draws what it would have drawn
-        order = torch.randperm(len(self.images), device=self.images.device)
-        total = torch.zeros((), device=self.images.device)  # read once an epoch: reading waits for the device
-        parameters = list(self.model.parameters())
+        order = torch.randperm(len(self.images), device=device)[:self.batches * args.batch_size]
+        batches = order.split(args.batch_size)
+        losses = torch.zeros(self.steps, device=device)
+        look = 1 if device.type == 'cpu' else 100  # reading a loss waits for the device
         size = next((args.img_sizes[start] for start in sorted(args.img_sizes, reverse=True) if start <= epoch), None)
         self.model.train()
         for step in range(self.steps):
-            chosen = order[step * args.batch_size:(step + 1) * args.batch_size]
-            x, target, smoothing = self.augment(self.images[chosen], size), self.labels[chosen], args.smoothing
-            if self.mixup is not None:
-                (x, target), smoothing = self.mixup(x, target), 0.  # it smooths labels itself
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=args.amp):
-                loss = F.cross_entropy(self.forward(x), target, label_smoothing=smoothing)
+            group = batches[step * args.grad_accum_steps:(step + 1) * args.grad_accum_steps]
             self.optimizer.zero_grad()
-            loss.backward()
+            for chosen in group:
+                x = self.augment(self.images[chosen])
+                with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+                    loss = self.loss(x, self.labels[chosen], size) / len(group)
+                loss.backward()
+                losses[step] += loss.detach()
+            if (step + 1) % look == 0 or step + 1 == self.steps:
+                bad = (~losses.isfinite()).nonzero()
+                if len(bad):
+                    raise FloatingPointError(f'epoch {epoch}, step {int(bad[0])}: the loss is {losses[bad[0]].item()}')
             if args.clip_grad is not None:
-                nn.utils.clip_grad_norm_(parameters, args.clip_grad)
+                nn.utils.clip_grad_norm_(self.model.parameters(), args.clip_grad)
             self.optimizer.step()
-            total += loss.detach()
             updates = epoch * self.steps + step + 1
             if self.ema is not None:
                 self.ema.update(self.model, step=updates)
             scheduler.step_update(updates)
         scheduler.step(epoch + 1)
-        return float(total) / self.steps
+        return float(losses.mean())
 
     def validate(self, data: Images) -> Dict[str, float]:
         """Mean loss, and top-1 and top-5 accuracy in percent, in eval mode."""
@@ -279,6 +396,7 @@ class Training:
         scheduler.step(len(self.history))
         if self.history:  # the last run may have been killed between its checkpoint and these
             self.publish(output, shards)
+        last = output / 'last.pth.tar'
         while len(self.history) < epochs:
             start = time.perf_counter()
             row = dict(epoch=len(self.history), train_loss=self.epoch(scheduler))
@@ -287,7 +405,9 @@ class Training:
             self.seconds += time.perf_counter() - start
             self.history.append(dict(row, lr=self.optimizer.param_groups[0]['lr']))
             print(' '.join(f'{k} {v:.5g}' for k, v in self.history[-1].items()), f'{self.seconds:.0f} s', flush=True)
-            replace_file(output / 'last.pth.tar', lambda path: torch.save(self.checkpoint(), path))
+            if last.is_file():
+                replace_file(output / 'previous.pth.tar', lambda path: shutil.copyfile(last, path))
+            replace_file(last, lambda path: torch.save(self.checkpoint(), path))
             self.publish(output, shards)
 
     def publish(self, output: Path, shards: Optional[Path]) -> None:
@@ -316,6 +436,9 @@ def export_command(training: Training, options: argparse.Namespace, data: str) -
         'script': 'python -m timm_selfconv.train',
         'arguments': ' '.join(options.overrides) or 'none',
         'epochs': args.epochs,
+        'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
+        'initialised from': args.initial_checkpoint,
+        'teacher': args.kd_model_name,
         'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
         'seed': args.seed,
         'precision': f"trained {'under bfloat16 autocast' if args.amp else 'in float32'}, stored as float16",
@@ -325,7 +448,8 @@ def export_command(training: Training, options: argparse.Namespace, data: str) -
     }
     return shlex.join([
         'timm-selfconv', 'export', args.model, '--checkpoint', str(options.output / 'last.pth.tar'), '--data', data,
-        '--output', 'timm_selfconv/weights', *(x for k, v in facts.items() for x in ('--fact', f'{k}={v}'))])
+        '--output', 'timm_selfconv/weights',
+        *(word for key, value in facts.items() if value not in (None, '') for word in ('--fact', f'{key}={value}'))])
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -344,19 +468,22 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         args = read_recipe(options.recipe, options.overrides)
         for module in args.device_modules:
             importlib.import_module(module)
-        device = torch.device(options.device)
+        device = made(f'device={options.device!r}', lambda: torch.zeros(1, device=options.device)).device
         if args.torchcompile is None and device.type == 'cuda':
             args.torchcompile = 'inductor'
         data = options.data or args.dataset
         columns = (args.input_key, args.target_key, device)
         training = Training(args, load_images(data, args.train_split, *columns), options.batches)
-        for folder in filter(None, (options.output, options.shards)):
-            folder.mkdir(parents=True, exist_ok=True)
-        checkpoint = options.output / 'last.pth.tar'
-        if checkpoint.is_file():
-            training.load(torch.load(checkpoint, map_location=device, weights_only=True))
-        training.run(load_images(data, args.val_split, *columns), options.output, options.shards)
-    except ValueError as e:
+        validation = load_images(data, args.val_split, *columns)
+        options.output.mkdir(parents=True, exist_ok=True)
+        with FileLock(options.output / '.lock', timeout=0):  # the system's: a kill frees it
+            training.resume(options.output)
+            training.run(validation, options.output, options.shards)
+    except Timeout:
+        parser.exit(2, f'timm_selfconv.train: output={str(options.output)!r}: another training runs there\n')
+    except FloatingPointError as e:
+        parser.exit(1, f'timm_selfconv.train: {e}; {options.output} keeps the epochs before\n')
+    except (ValueError, OSError) as e:
         parser.exit(2, f'timm_selfconv.train: {e}\n')
     print(export_command(training, options, data))
 
