@@ -16,7 +16,8 @@ from timm.models import save_for_hf
 from timm_selfconv import hub
 from timm_selfconv.measure import counting
 from timm_selfconv.measure.tables import zoo_names
-from timm_selfconv.cli import DEMO_MODEL, main
+from timm_selfconv.cli import main
+from timm_selfconv.commands.look import DEMO_MODEL
 from timm_selfconv.theory import prune_heads
 
 SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
@@ -71,7 +72,7 @@ def test_export_that_fails_leaves_nothing(checkpoint, tmp_path):
     with pytest.raises(SystemExit):
         main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', 'nowhere',
               '--output', str(tmp_path / 'out')])
-    assert list((tmp_path / 'out').iterdir()) == []
+    assert not (tmp_path / 'out').exists()
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_prune(degenerate, tmp_path, capsys):
 
 def test_prune_that_fails_leaves_nothing(degenerate, tmp_path, monkeypatch):
     def full_disk(*args, **kwargs):
-        raise RuntimeError('no space left')
+        raise OSError('no space left')
 
     monkeypatch.setattr('safetensors.torch.save_file', full_disk)
     with pytest.raises(SystemExit):
@@ -208,7 +209,8 @@ def test_demo_on_ones_own_picture(folder, capsys):
 
 @pytest.mark.parametrize('command,message', [
     (['classify', 'sa_quadratic_cifar', 'x.png'], 'sa_quadratic_cifar has no trained weights'),
-    (['classify', 'no_such_net', 'x.png'], 'no_such_net'),
+    (['classify', 'sa_quadratic_tinny_cifar', 'x.png'], 'did you mean sa_quadratic_tiny_cifar'),
+    (['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', ''], "checkpoint=''"),
     (['bench', 'resnet18_cifar'], 'model=ResNetCifar'),
     (['heads', 'sa_quadratic_tiny_cifar', '--images', 'nowhere.png'], "image 'nowhere.png'"),
     (['run', 'nowhere.py'], "script='nowhere.py'"),
@@ -228,6 +230,40 @@ def test_bad_input_ends_in_one_line(command, message, capsys):
         main(command)
     err = capsys.readouterr().err
     assert error.value.code == 2 and message in err and err.count('\n') == 1
+
+
+def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):
+    def bug(*args, **kwargs):
+        raise TypeError('a bug')
+
+    monkeypatch.setattr('timm_selfconv.commands.look.report_heads', bug)
+    with pytest.raises(TypeError, match='a bug'):
+        main(['heads', 'sa_quadratic_tiny_cifar', '--untrained'])
+
+
+def test_untrained_nets_are_those_of_their_seed(tmp_path, capsys):
+    def report(*options):
+        main(['heads', 'sa_quadratic_tiny_cifar', '--json', *options])
+        return json.loads(capsys.readouterr().out)['layers']
+
+    first = report('--untrained', '--seed', '1')
+    torch.manual_seed(1)
+    hub.save_weights(timm.create_model('sa_quadratic_tiny_cifar'), tmp_path / 'net.safetensors', torch.float32)
+    assert first == report('--untrained', '--seed', '1') == report('--checkpoint', str(tmp_path / 'net.safetensors'))
+    assert first != report('--untrained', '--seed', '2')
+
+
+def imported(*command):
+    """Modules that the command line has imported in the end."""
+    code = 'import sys; sys.argv[0] = "timm-selfconv"; from timm_selfconv_cli import main\ntry: main()\n' \
+        'finally: print(*sys.modules, file=sys.stderr)'
+    return subprocess.run([sys.executable, '-c', code, *command], capture_output=True, text=True)
+
+
+def test_help_does_not_wait_for_torch():
+    done = imported('--help')
+    assert 'explore' in done.stdout and not {'torch', 'timm', 'fvcore'} & set(done.stderr.split())
+    assert 'did you mean' in imported('classify', 'resnet_tinny_cifar', 'x.png').stderr  # the zoo is there if need be
 
 
 def test_run_registers_the_zoo_for_any_script(tmp_path):

@@ -1,0 +1,56 @@
+"""The net that a command was asked for."""
+import difflib
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Optional
+
+import timm
+import torch
+import torch.nn as nn
+from safetensors import SafetensorError
+
+from timm_selfconv import hub
+
+__all__ = ['create_model']
+
+
+def create_model(
+        name: str,
+        checkpoint: Optional[str] = None,
+        untrained: bool = False,
+        seed: int = 42,
+) -> nn.Module:
+    """A net with its own weights, those of a checkpoint, or as it was before any training.
+
+    Args:
+        name: A name of timm's registry (the zoo's are in it), 'local-dir:FOLDER' or 'hf-hub:ORG/NAME'.
+        checkpoint: Weights in the place of its own: a file, or a folder of safetensors shards.
+        untrained: Leave it as it is initialised.
+        seed: Of that initialisation.
+
+    Raises:
+        ValueError: If there is no such net or checkpoint, or its weights can't be loaded or aren't finite.
+    """
+    if ':' not in name and not timm.is_model(name):
+        near = ', '.join(difflib.get_close_matches(name, timm.list_models()))
+        raise ValueError(f'model={name!r}: there is no such model; ' + (
+            f'did you mean {near}?' if near else 'timm-selfconv list shows those of the zoo'))
+    if untrained:
+        torch.manual_seed(seed)
+    if checkpoint is not None and (not checkpoint or not Path(checkpoint).exists()):
+        raise ValueError(f'checkpoint={checkpoint!r}: needs a weight file, or a folder of shards')
+    try:
+        if checkpoint and Path(checkpoint).is_dir():
+            model = timm.create_model(name)
+            hub.load_shards(model, checkpoint)
+        else:
+            overlay = dict(file=checkpoint) if checkpoint else None
+            model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
+    except (SafetensorError, UnpicklingError, EOFError, RuntimeError, TypeError, AttributeError, KeyError) as e:
+        if checkpoint is None and not isinstance(e, RuntimeError):
+            raise
+        raise ValueError(f'checkpoint={checkpoint!r}: cannot be loaded ({e})' if checkpoint else str(e)) from e
+    for key, value in model.state_dict().items():
+        if not value.isfinite().all():
+            raise ValueError(f'model={name!r}: its weights hold values in {key} that are not finite')
+    return model

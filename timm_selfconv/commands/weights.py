@@ -1,0 +1,101 @@
+"""New weight files from old: export, prune."""
+import argparse
+import json
+import re
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+import torch.nn as nn
+from tabulate import tabulate
+from timm.data import resolve_data_config
+
+from timm_selfconv import hub, theory
+from timm_selfconv.files import check_new, replace_file, write_new
+from timm_selfconv.measure import counting, evaluation
+from .nets import create_model
+
+
+def run_export(args: argparse.Namespace) -> None:
+    for fact in args.fact:
+        if '=' not in fact:
+            raise ValueError(f'fact={fact!r}: needs KEY=VALUE')
+    path = Path(args.output, f'{args.model}.safetensors')
+    card = path.with_suffix('.md')
+    check_new(path)  # a card alone is what an export left that was killed
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder, path.name)
+        hub.save_weights(create_model(args.model, args.checkpoint), saved)
+        result = evaluation.evaluate(create_model(args.model, str(saved)), args.data)
+        text = hub.model_card(args.model, result.top1, result.images, dict(fact.split('=', 1) for fact in args.fact))
+        replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
+        write_new(path, saved.read_bytes())
+    print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
+
+
+def parse_heads(heads: Sequence[str]) -> Dict[int, List[int]]:
+    """Heads of each layer from LAYER:HEAD,HEAD words.
+
+    Raises:
+        ValueError: If a word is not of that form, or a layer stands twice.
+    """
+    parsed: Dict[int, List[int]] = {}
+    for word in heads:
+        match = re.fullmatch(r'(\d+):(\d+(?:,\d+)*)', word)
+        if match is None or int(match[1]) in parsed:
+            raise ValueError(f'heads={word!r}: needs LAYER:HEAD,HEAD, counted from 0, once for each layer')
+        parsed[int(match[1])] = [int(head) for head in match[2].split(',')]
+    return parsed
+
+
+def format_degenerate(model: nn.Module, heads: Dict[int, List[int]], min_eigenvalue: float) -> str:
+    """Why heads are degenerate, one a line."""
+    rows = []
+    for layer, eigenvalues in theory.precision_eigenvalues(model).items():
+        conditions = theory.condition_numbers(eigenvalues).tolist()
+        for head in heads.get(layer, []):
+            largest = float(eigenvalues[head, 1])
+            reason = 'all pixels alike' if largest < min_eigenvalue else 'a thin stripe'
+            rows.append((layer, head, largest, conditions[head], reason))
+    headers = ('layer', 'head dropped', 'largest eigenvalue', 'condition number', 'it attends to')
+    return tabulate(rows, headers=headers, floatfmt='.2g')
+
+
+def train_on_command(folder: Path) -> str:
+    """The command that trains a pruned net on, from the folder that it was saved in."""
+    config = json.loads((folder / 'config.json').read_text())
+    model_kwargs = {
+        'attn_drop_rate': 0.1,  # the recipe's: on the command line --model-kwargs replaces the recipe's altogether
+        # train.py has arguments of its own for these
+        **{k: v for k, v in config['model_args'].items() if k not in ('in_chans', 'num_classes', 'global_pool')}}
+    return shlex.join([
+        'python', 'train.py', '-c', 'recipes/pruned.yaml', '--model', config['architecture'],
+        '--num-classes', str(config['num_classes']), '--initial-checkpoint', str(folder / 'model.safetensors'),
+        '--model-kwargs', *(f'{k}={v!r}'.replace(' ', '') for k, v in model_kwargs.items())])
+
+
+def run_prune(args: argparse.Namespace) -> None:
+    folder = Path(args.output)
+    check_new(folder)
+    model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
+    if args.heads:
+        heads = parse_heads(args.heads)
+        print(tabulate(heads.items(), headers=('layer', 'heads dropped')))
+    else:
+        heads = theory.degenerate_heads(model, args.min_eigenvalue, args.max_condition)
+        if not heads:
+            raise ValueError(f'model={args.model!r}: has no degenerate heads, nothing to prune')
+        print(format_degenerate(model, heads, args.min_eigenvalue))
+
+    pruned = theory.prune_heads(model, heads)
+    input_size = resolve_data_config({}, model=model)['input_size']
+    before, after = counting.count(model, input_size), counting.count(pruned, input_size)
+    print('\n' + tabulate(
+        [('parameters', f'{before.parameters:,}', f'{after.parameters:,}'),
+         ("FLOPs, the paper's way", f'{before.linear_conv_flops:,}', f'{after.linear_conv_flops:,}'),
+         ('FLOPs with attention', f'{before.flops:,}', f'{after.flops:,}')],
+        headers=('', 'before', 'after'), disable_numparse=True, colalign=('left', 'right', 'right')))
+    hub.save_folder(pruned, folder)
+    print(f'\nUse it:      timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
+    print(f'Train it on: {train_on_command(folder)}')

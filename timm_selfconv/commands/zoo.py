@@ -1,0 +1,18 @@
+"""What there is: list, tables."""
+import argparse
+import json
+
+from timm_selfconv.measure import tables
+
+
+def run_list(args: argparse.Namespace) -> None:
+    rows = tables.zoo_rows()
+    print(json.dumps(rows, indent=2) if args.json else tables.format_zoo(rows))
+
+
+def run_tables(args: argparse.Namespace) -> None:
+    rows, results = tables.paper_tables(args.time), tables.results_rows()
+    if args.json:
+        print(json.dumps(dict(tables=rows, results=results), indent=2))
+    else:
+        print(f'{tables.format_tables(rows)}\n\nTest accuracies, published and here\n{tables.format_results(results)}')
