@@ -1,7 +1,7 @@
 """Weights: where they are, how they are saved, and the model cards that stand beside them."""
 import re
 from pathlib import Path
-from typing import Dict, Optional, Union
+from typing import Dict, List, Optional, Union
 
 import huggingface_hub
 import safetensors.torch
@@ -15,26 +15,40 @@ from timm_selfconv.files import new_folder, replace_folder, write_new
 from timm_selfconv.models import WEIGHTS_DIR
 
 __all__ = [
-    'card_facts', 'card_path', 'load_shards', 'measured_accuracy', 'model_card', 'save_folder', 'save_shards',
-    'save_weights', 'weights_path',
+    'card_facts', 'card_path', 'default_weights', 'load_shards', 'measured_accuracy', 'model_card', 'save_folder',
+    'save_shards', 'save_weights', 'shipped_names', 'weights_path',
 ]
 
 
 def weights_path(name: str) -> Path:
-    """Where the weights of a net lie if they ship with the package."""
-    return WEIGHTS_DIR / f'{name}.safetensors'
+    """Where weights lie if they ship with the package.
+
+    Args:
+        name: Registered name of a net, for its weights from scratch (tag ``cifar10``), or ``name.tag`` for others.
+    """
+    return WEIGHTS_DIR / f"{name.removesuffix('.cifar10')}.safetensors"
 
 
 def card_path(name: str) -> Path:
-    """Where the model card of a net lies if its weights ship with the package."""
-    return WEIGHTS_DIR / f'{name}.md'
+    """Where the model card of weights lies if they ship with the package; for names see :func:`weights_path`."""
+    return weights_path(name).with_suffix('.md')
+
+
+def shipped_names() -> List[str]:
+    """Names of all weights that ship, as :func:`weights_path` takes them."""
+    return sorted(path.stem for path in WEIGHTS_DIR.glob('*.safetensors'))
+
+
+def default_weights(name: str) -> str:
+    """Name of the weights that ``pretrained=True`` loads: those from scratch before others, the name if none ship."""
+    return next((n for n in shipped_names() if n == name or n.startswith(f'{name}.')), name)
 
 
 def measured_accuracy(name: str) -> Optional[float]:
-    """CIFAR-10 test accuracy that the model card of a shipped net states.
+    """CIFAR-10 test accuracy that the model card of shipped weights states.
 
     Args:
-        name: Registered name of the net.
+        name: Name of the weights, see :func:`weights_path`.
 
     Returns:
         Accuracy between 0 and 1, or None if no card ships.
@@ -46,10 +60,10 @@ def measured_accuracy(name: str) -> Optional[float]:
 
 
 def card_facts(name: str) -> Dict[str, str]:
-    """How the weights of a shipped net came about: the table of its model card.
+    """How shipped weights came about: the table of their model card.
 
     Args:
-        name: Registered name of the net.
+        name: Name of the weights, see :func:`weights_path`.
 
     Returns:
         Facts such as recipe, epochs, seed, hardware and time, as the card words them; empty if no card ships.
@@ -152,7 +166,7 @@ def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -
     """A model card in the Hub's format.
 
     Args:
-        name: Registered name of the net.
+        name: Name of the weights, see :func:`weights_path`.
         accuracy: Measured accuracy on the CIFAR-10 test split, between 0 and 1.
         images: How many images it was measured on.
         facts: How the weights came about (recipe, epochs, seed, hardware, ...), a table row each, in order.

@@ -80,6 +80,7 @@ def test_results_say_how_every_shipped_net_came_about():
     shipped = {name for name in zoo_names() if hub.card_facts(name)}
     assert set(rows) == {row.name for row in PUBLISHED if not row.differs} | shipped
     for name, row in rows.items():
+        assert row['initialised from'] == hub.card_facts(name).get('initialised from')
         facts = [row[key] for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')]
         if hub.card_path(name).is_file():
             assert row['here'] == hub.measured_accuracy(name) and all(facts)
@@ -88,6 +89,30 @@ def test_results_say_how_every_shipped_net_came_about():
             assert row['here'] is None and not any(facts)
     assert rows['sa_quadratic_cifar']['paper'] == 0.938 and rows['sa_quadratic_cifar']['report'] == 0.943
     assert rows['sa_learned_content_cifar']['report'] == 0.864  # its Table 1; Table 3 repeats the paper's
+    assert 'initialised from' not in format_results([r for r in rows.values() if not r['initialised from']])
     for name, row in rows.items():
         line = next(text for text in format_results(list(rows.values()), 'github').splitlines() if f' {name} ' in text)
-        assert row['here'] is None or f"{row['here']:.4f} | {row['recipe']}" in line
+        assert row['here'] is None or (f"{row['here']:.4f} |" in line and f"| {row['recipe']}" in line)
+
+
+def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, 'WEIGHTS_DIR', tmp_path)
+    tagged = 'sa_learned_cifar.from_quadratic_cifar10'
+    facts = {'recipe': 'recipes/tiny.yaml', 'initialised from': 'sa_quadratic_cifar', 'epochs': '3'}
+    for name, accuracy, card in ((tagged, 0.92, facts), ('sa_quadratic_cifar', 0.94, {'epochs': '4'})):
+        hub.weights_path(name).touch()
+        hub.card_path(name).write_text(hub.model_card(name, accuracy, 10000, card))
+    assert hub.default_weights('sa_learned_cifar') == tagged
+    rows = {row['name']: row for row in results_rows()}
+    assert rows['sa_learned_cifar']['here'] is None and rows['sa_learned_cifar']['paper'] == 0.918
+    assert rows[tagged]['here'] == 0.92 and rows[tagged]['paper'] is None
+    assert rows[tagged]['initialised from'] == 'sa_quadratic_cifar'
+    assert rows['sa_quadratic_cifar']['initialised from'] is None
+    text = format_results(list(rows.values()))
+    assert f'{tagged} ' in text and 'initialised from' in text
+    text = format_tables(paper_tables())
+    assert '0.9200*' in text and '0.9400 ' in text and '* not from scratch' in text
+    assert '0.9200*' in format_zoo(zoo_rows())
+    hub.weights_path('sa_learned_cifar').touch()
+    assert hub.default_weights('sa_learned_cifar') == 'sa_learned_cifar'
+    assert hub.weights_path('sa_learned_cifar.cifar10') == hub.weights_path('sa_learned_cifar')

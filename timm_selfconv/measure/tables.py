@@ -7,7 +7,7 @@ import timm
 import torch
 from tabulate import tabulate
 
-from timm_selfconv.hub import card_facts, measured_accuracy
+from timm_selfconv.hub import card_facts, default_weights, measured_accuracy, shipped_names
 from timm_selfconv.models import zoo_names
 from .bench import bench_nets
 from .counting import Counts, count
@@ -16,6 +16,9 @@ from .published import PAPER, PUBLISHED, REPORT
 __all__ = [
     'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_names', 'zoo_rows',
 ]
+
+# facts of model cards that say how weights came about
+HOW = ('initialised from', 'recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
 
 
 @functools.cache
@@ -26,10 +29,12 @@ def zoo_counts(name: str) -> Counts:
 
 
 def measure(name: str) -> Dict[str, Any]:
-    """What is known of a net of the zoo: counts, measured accuracy, whether it has weights, license."""
+    """What is known of a net of the zoo: counts, accuracy of its default weights and where they began, license."""
+    weights = default_weights(name)
     return {
         **asdict(zoo_counts(name)),
-        'accuracy': measured_accuracy(name),
+        'accuracy': measured_accuracy(weights),
+        'initialised_from': card_facts(weights).get('initialised from'),
         'weights': timm.is_model_pretrained(name),
         'license': timm.get_pretrained_cfg_value(name, 'license'),
     }
@@ -65,7 +70,7 @@ def zoo_rows() -> List[Dict[str, Any]]:
 
 
 def results_rows() -> List[Dict[str, Any]]:
-    """One row a net with an accuracy, published or ours: those, and how the weights that gave ours came about."""
+    """One row per net with a published accuracy and per weights that ship: accuracies, and how ours came about."""
     published: Dict[Any, float] = {}
     for row in PUBLISHED:
         if not row.differs:
@@ -75,8 +80,8 @@ def results_rows() -> List[Dict[str, Any]]:
         'paper': published.get((PAPER, name)),
         'report': published.get((REPORT, name)),
         'here': measured_accuracy(name),
-        **{key: card_facts(name).get(key) for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')},
-    } for name in zoo_names()]
+        **{key: card_facts(name).get(key) for key in HOW},
+    } for name in sorted({*zoo_names(), *shipped_names()})]
     return [row for row in rows if row['paper'] or row['report'] or row['here']]
 
 
@@ -84,8 +89,8 @@ def billions(n: int) -> str:
     return f'{n / 1e9:.2f}B'
 
 
-def accuracy_text(accuracy: Optional[float]) -> str:
-    return '-' if accuracy is None else f'{accuracy:.4f}'
+def accuracy_text(accuracy: Optional[float], initialised_from: Optional[str] = None) -> str:
+    return '-' if accuracy is None else f'{accuracy:.4f}' + ('*' if initialised_from else '')
 
 
 def format_tables(rows: List[Dict[str, Any]]) -> str:
@@ -96,7 +101,7 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         timed = any(row['time_ratio'] for row in mine)
         lines = [(
             row['label'] + (f" [{notes.index(row['note']) + 1}]" if row['note'] else ''), row['name'],
-            f"{row['accuracy']:.3f}", accuracy_text(row['measured']['accuracy']),
+            f"{row['accuracy']:.3f}", accuracy_text(row['measured']['accuracy'], row['measured']['initialised_from']),
             row['parameters'], f"{row['measured']['parameters']:,}",
             row['flops'], billions(row['measured']['linear_conv_flops']),
             billions(row['measured']['fvcore_macs']),
@@ -120,6 +125,8 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         'multiply-adds, through explicit maps and as the net runs. For one 3 x 32 x 32 image. Accuracy here: the\n'
         'shipped weights on all 10,000 test images; - where none ship yet. Accuracies of the report: as its released\n'
         'code takes them, in training mode (dropout on) and at the best epoch on the test split.')
+    if any(row['measured']['initialised_from'] for row in rows):
+        texts.append("* not from scratch: trained on from another net's weights (timm_selfconv.theory.include)")
     return '\n\n'.join(texts)
 
 
@@ -128,7 +135,8 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
     return tabulate(
         [(
             row['name'], f"{row['parameters']:,}", billions(row['linear_conv_flops']), billions(row['flops']),
-            'yes' if row['weights'] else 'not yet', accuracy_text(row['accuracy']), row['license'],
+            'yes' if row['weights'] else 'not yet', accuracy_text(row['accuracy'], row['initialised_from']),
+            row['license'],
         ) for row in rows],
         headers=('name', 'parameters', "FLOPs, the paper's way", 'FLOPs with attention', 'weights',
                  'test accuracy', 'license'),
@@ -140,15 +148,16 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
 
 def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
     """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown)."""
+    how = [key for key in HOW if key != 'initialised from' or any(row[key] for row in rows)]
     return tabulate(
         [(
             row['name'],
             *('-' if row[key] is None else f'{row[key]:.3f}' for key in ('paper', 'report')),
             accuracy_text(row['here']),
-            *(row[key] or '-' for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')),
+            *(row[key] or '-' for key in how),
         ) for row in rows],
-        headers=('name', 'paper', 'report', 'here', 'recipe', 'script', 'epochs', 'seed', 'hardware', 'time'),
+        headers=('name', 'paper', 'report', 'here', *how),
         tablefmt=tablefmt,
         disable_numparse=True,
-        colalign=('left', *['right'] * 3, *['left'] * 2, *['right'] * 2, *['left'] * 2),
+        colalign=('left', *['right'] * 3, *('right' if key in ('epochs', 'seed') else 'left' for key in how)),
     )
