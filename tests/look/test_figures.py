@@ -1,5 +1,6 @@
 import csv
 import importlib
+import io
 import math
 import re
 import sys
@@ -12,11 +13,13 @@ import torch
 from hypothesis import given, settings, strategies as st
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.patches import Ellipse, Rectangle
+from matplotlib.path import Path
+from PIL import Image
 
 from timm_selfconv.look import attention_maps as maps_module
 from timm_selfconv.look import figures
 from timm_selfconv.look.figures import style
-from timm_selfconv.look.heads import report_heads
+from timm_selfconv.look.heads import report_maps
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
 
@@ -83,9 +86,11 @@ def quadratic_net(encoding='quadratic'):
 def test_drawn_circles_are_the_encodings_gaussians():
     blobs = figures.encoding_blobs(quadratic_net())
     torch.testing.assert_close(blobs[1].covariances, torch.stack([4 * torch.eye(2), 0.25 * torch.eye(2)]).double())
-    figure = figures.figure_centers(blobs)
-    assert len(figure.axes) == 2
+    figure = figures.figure_centers(blobs, (8, 10), 'a net')
+    assert len(figure.axes) == 2 and texts(figure)[1].startswith('a net\n')
     for ax in figure.axes:
+        border, = (p for p in ax.patches if isinstance(p, Rectangle))
+        assert (*border.get_xy(), border.get_width(), border.get_height()) == (-5.5, -4.5, 10, 8)  # query in (4, 5)
         ellipses = [p for p in ax.patches if isinstance(p, Ellipse)]
         half, most = figures.mass_radius(0.5), figures.mass_radius(0.9)
         assert [e.center for e in ellipses] == [(-2., 1.)] * 2 + [(0.5, 3.)] * 2  # column first, as axes have it
@@ -97,13 +102,30 @@ def test_drawn_circles_are_the_encodings_gaussians():
         assert ax.get_xlim()[0] < -2 and ax.get_ylim()[0] > 3
 
 
+def test_circles_end_at_the_grid_and_centres_outside_stand_at_the_edge():
+    blobs = figures.Blobs(torch.tensor([[0., 3.], [-2., 40.]]).double(), 4 * torch.eye(2).double().expand(2, 2, 2))
+    figure = figures.figure_centers([blobs], (8, 8))
+    ax, = figure.axes
+    _, inside, outside = ax.lines
+    assert inside.get_fillstyle() == 'full' and outside.get_fillstyle() == 'none'
+    assert (outside.get_xdata()[0], outside.get_ydata()[0]) == (ax.get_xlim()[1], -2.)
+    figure.savefig(pixels := io.BytesIO(), format='png', dpi=200)
+    drawn = np.asarray(Image.open(pixels).convert('RGB')).astype(int)
+    violet = np.abs(drawn - [0x33, 0x22, 0x88]).max(-1) < 40
+    figure.draw_without_rendering()
+    right = (ax.transData.transform((3.5, 0))[0]) / figure.dpi * 200
+    left = (ax.transData.transform((-4.5, 0))[0]) / figure.dpi * 200
+    above_legend = violet[:int(0.8 * len(violet))]
+    assert above_legend[:, int(left):int(right) - 12].any() and not above_legend[:, int(right) + 12:].any()
+
+
 def test_drawn_ellipses_are_the_full_precisions():
     blobs, _ = figures.encoding_blobs(quadratic_net('quadratic_gen'))
     root = torch.tensor([[2., 1.], [0., 1.]]).double()
     torch.testing.assert_close(blobs.covariances[0].inverse(), root @ root.T)
     flat = blobs.covariances[1]
     assert flat[0, 0].item() == pytest.approx(1.) and flat[1, 1].item() == pytest.approx(1e8)
-    ellipse = figures.figure_centers([blobs]).axes[0].patches[0]
+    ellipse = next(p for p in figures.figure_centers([blobs], (8, 8)).axes[0].patches if isinstance(p, Ellipse))
     eigenvalues, vectors = np.linalg.eigh((root @ root.T).numpy())
     assert ellipse.width == pytest.approx(2 * figures.mass_radius(0.5) / math.sqrt(eigenvalues[0]))
     assert ellipse.height == pytest.approx(2 * figures.mass_radius(0.5) / math.sqrt(eigenvalues[1]))
@@ -112,31 +134,36 @@ def test_drawn_ellipses_are_the_full_precisions():
     assert abs(along @ vectors[:, 0]) == pytest.approx(1.)
 
 
-def test_blobs_of_maps_are_mean_and_covariance():
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 5), st.integers(1, 6), st.floats(0., 30.), st.floats(0.05, 0.95), st.integers(0, 2 ** 31))
+def test_the_region_is_the_fewest_pixels_that_hold_the_share(height, width, gain, mass, seed):
+    scores = gain * torch.randn(height, width, generator=torch.Generator().manual_seed(seed)).double()
+    attention = scores.flatten().softmax(0).view(height, width)
+    inside = attention[attention > figures.density_level(attention, mass)]
+    assert inside.sum() >= mass - 1e-12 and inside[inside > inside.min()].sum() < mass
+
+
+def test_pixels_that_tie_are_inside_together():
+    assert figures.density_level(torch.full((2, 3), 1 / 6), 0.5) == pytest.approx(1 / 12)
+    assert figures.density_level(torch.tensor([[0.4, 0.25, 0.25, 0.1]]), 0.5) == pytest.approx(0.175)
+
+
+def test_drawn_lines_are_around_the_pixels_of_the_region():
     torch.manual_seed(0)
-    maps = random_maps(2, 3, 4, 3, 4).double()
-    blobs, = figures.map_blobs([maps], (2, 1))
-    for head in range(2):
-        offsets, weights = [], []
-        for k in range(3):
-            for m in range(4):
-                offsets.append([k - 2, m - 1])
-                weights.append(float(maps[head, 2, 1, k, m]))
-        np.testing.assert_allclose(blobs.centers[head], np.average(offsets, axis=0, weights=weights))
-        covariance = np.cov(np.array(offsets).T, aweights=weights, ddof=0)
-        np.testing.assert_allclose(blobs.covariances[head], covariance, atol=1e-12)
-
-
-def test_sharp_quadratic_maps_are_their_encodings_gaussians():
-    """Both ways to a Gaussian agree where the grid is fine and wide enough."""
-    net = quadratic_net()
-    with torch.no_grad():
-        net.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., -2.], [2., 0.5]]))
-        net.blocks[0].attn.encoding.spreads.copy_(torch.tensor([1., 0.8]))
-    layer = maps_module.attention_maps(net, torch.zeros(1, 3, 64, 64))[0][0]
-    fitted, own = figures.map_blobs([layer])[0], figures.encoding_blobs(net)[0]
-    torch.testing.assert_close(fitted.centers, own.centers, atol=1e-4, rtol=0)
-    torch.testing.assert_close(fitted.covariances, own.covariances, atol=1e-3, rtol=0)
+    maps = (3 * torch.randn(2, 4, 5, 20)).softmax(-1).view(2, 4, 5, 4, 5)
+    ax, = figures.figure_regions([maps], (3, 1), 'small; ', 'a net').axes
+    dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines[1:]]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1] and len(ax.collections) == 2
+    for attention, lines, dot in zip(maps[:, 3, 1], ax.collections, dots):
+        rings = [Path(polygon) for path in lines.get_paths() for polygon in path.to_polygons()]
+        held = 0.
+        for i in range(4):
+            for j in range(5):
+                inside = sum(ring.contains_point((j - 1, i - 3)) for ring in rings) % 2 == 1
+                assert inside == bool(attention[i, j] > figures.density_level(attention, 0.5))
+                held += float(attention[i, j]) if inside else 0.
+        assert held >= 0.5
+        assert attention[int(dot[1]) + 3, int(dot[0]) + 1] == attention.max()
 
 
 @pytest.mark.parametrize('kwargs', [
@@ -164,7 +191,7 @@ def test_training_is_drawn_in_order_of_epochs(tmp_path):
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
     assert list(figures.training_blobs(net, tmp_path, columns=2)) == [1, 11]
     assert list(figures.training_blobs(net, tmp_path, columns=1)) == [11]
-    figure = figures.figure_training(history)
+    figure = figures.figure_training(history, (32, 32))
     assert len(figure.axes) == 2 * 4  # layers, epochs
     assert [ax.get_title() for ax in figure.axes[:4]] == [
         'after 1 epoch', 'after 3 epochs', 'after 10 epochs', 'after 11 epochs']
@@ -249,12 +276,33 @@ def test_query_figures_frame_the_query_in_maps_and_picture():
     assert 'row 2, column 1' in texts(figure)[0]
 
 
-def test_scales_start_at_zero_and_end_at_the_largest_value():
+def test_all_panels_have_one_scale():
+    """From zero to the largest value of all: a head that looks everywhere alike is dark beside a sharp one."""
     torch.manual_seed(0)
-    maps = random_maps(2, 3, 4, 3, 4)
-    for ax, layer in zip(figures.figure_query([maps]).axes, maps):
-        assert ax.images[0].get_clim() == (0., layer[1, 2].max().item())
+    maps = [random_maps(2, 3, 4, 3, 4), torch.full((1, 3, 4, 3, 4), 1 / 12)]
+    most = max(layer[:, 1, 2].max().item() for layer in maps)
+    *axes, bar = figures.figure_query(maps).axes
+    for ax, layer in zip(axes, torch.cat(maps), strict=True):
+        assert ax.images[0].get_clim() == (0., pytest.approx(most))
+        assert ax.images[0].get_cmap().name == 'viridis'  # as in the explorer
         assert float(ax.texts[1].get_text()) == pytest.approx(layer[1, 2].max().item(), abs=0.006)
+    assert bar.get_xlim() == (0., pytest.approx(most))
+    assert [label.get_text() for label in bar.get_xticklabels()][::4] == ['0', f'{most:.2g}']
+
+
+def test_maps_over_the_picture_let_it_through_where_nobody_looks():
+    maps = torch.zeros(1, 3, 4, 3, 4)
+    maps[0, 1, 2, 0, 3] = 1.
+    picture = torch.rand(6, 8, 3, generator=torch.Generator().manual_seed(0))
+    top, ax, _ = figures.figure_query([maps], (1, 2), picture=picture, over=True).axes
+    np.testing.assert_array_equal(top.images[0].get_array(), picture)
+    grey, over = ax.images
+    np.testing.assert_allclose(grey.get_array(), picture.mean(-1))
+    assert grey.get_extent() == over.get_extent()
+    np.testing.assert_allclose(over.get_alpha(), 0.9 * maps[0, 1, 2])
+    for axes in (top, ax):
+        frame, = (p for p in axes.patches if isinstance(p, Rectangle))
+        assert frame.get_xy() == (1.5, 0.5)
 
 
 @pytest.mark.parametrize('heads', [9, 16])
@@ -272,7 +320,7 @@ def test_heads_differ_and_panels_do_not_overlap(heads):
 
 @pytest.mark.parametrize('heads', [3, 9, 11, 16])
 def test_legends_name_every_head_row_by_row(heads):
-    figure = figures.figure_centers([figures.Blobs(torch.zeros(heads, 2), torch.eye(2).expand(heads, 2, 2))])
+    figure = figures.figure_centers([figures.Blobs(torch.zeros(heads, 2), torch.eye(2).expand(heads, 2, 2))], (8, 8))
     legend, = figure.legends
     drawn = {
         text.get_text(): (line.get_color(), line.get_marker())
@@ -300,7 +348,18 @@ def test_footprints_are_drawn_about_their_neutral_weight():
     low, high = figures.figure_footprints([pairwise]).axes[0].images[0].get_clim()
     assert (low + high) / 2 == pytest.approx(1 / 9)
     many = figures.figure_footprints([torch.randn(32, 3, 3)])
-    assert len(panels(many)) == 16 and 'the first 16 weight maps' in texts(many)[1]
+    assert len(panels(many)) == 16 and 'the first 16' in texts(many)[2]
+
+
+def test_rows_of_one_shared_block_have_one_colour():
+    weights = [torch.randn(2, 3, 3)] * 4
+    names = ['pass 0, block 0', 'pass 0, block 1', 'pass 1, block 0', 'pass 1, block 1']
+    figure = figures.figure_footprints(weights, names)
+    assert texts(figure)[3:] == names and 'one shared block' in texts(figure)[1]
+    colors = [patch.get_facecolor() for patch in figure.patches if patch is not figure.patch]
+    assert colors == colors[:2] * 2 and colors[0] != colors[1]
+    plain = figures.figure_footprints(weights)
+    assert texts(plain)[3] == 'bottleneck 0' and 'shared' not in texts(plain)[1]
 
 
 def write_summary(folder, rows):
@@ -336,22 +395,63 @@ def test_summaries_that_cannot_be_read(tmp_path):
         figures.read_summary(tmp_path)
 
 
-def test_statistics_show_the_reports_numbers():
-    reports = report_heads(quadratic_net())
+def content_net():
+    torch.manual_seed(0)
+    return timm.create_model('sa_learned_content_cifar', num_heads=2, img_size=16, **SMALL)
+
+
+@pytest.mark.parametrize('net,names', [
+    (quadratic_net, ['distance', 'spread', 'entropy', 'on_tap']),  # consistent by construction
+    (content_net, ['distance', 'spread', 'entropy', 'on_tap', 'consistency'])])
+def test_statistics_show_the_reports_numbers(net, names):
+    net = net()
+    size = 32 if 'consistency' not in names else 16
+    reports = report_maps(net, torch.zeros(1, 3, size, size), 3)
     residual, *others = figures.figure_statistics(reports, 3).axes
     np.testing.assert_array_equal(residual.lines[0].get_ydata(), [layer.residual for layer in reports])
     np.testing.assert_array_equal(residual.lines[1].get_ydata(), [layer.shared_residual for layer in reports])
     heads = [head for layer in reports for head in layer.heads]
-    for ax, name in zip(others, ('distance', 'spread', 'entropy', 'on_tap', 'consistency'), strict=True):
+    for ax, name in zip(others, names, strict=True):
         assert [line.get_ydata()[0] for line in ax.lines] == [getattr(head, name) for head in heads]
         assert [round(line.get_xdata()[0]) for line in ax.lines] == [0, 0, 1, 1]
+
+
+def test_a_convolution_is_a_head_a_tap():
+    maps = figures.convolution_maps((4, 5), 3)
+    offsets = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    for head, (i, j) in enumerate(offsets):
+        for row in range(4):
+            for col in range(5):
+                key = min(max(row + i, 0), 3), min(max(col + j, 0), 4)
+                assert maps[head, row, col][key].item() == pytest.approx(1.)
+
+
+def test_baselines_of_statistics():
+    uniform, = figures.baselines((4, 6), 3)['uniform maps']
+    conv, = figures.baselines((4, 6), 3)['a convolution']
+    assert uniform.residual == pytest.approx(1 - 1 / 24, abs=1e-6) and conv.residual == pytest.approx(0., abs=1e-6)
+    assert [head.entropy for head in uniform.heads] == [pytest.approx(math.log(24))]
+    net = quadratic_net()
+    drawn = figures.draw_figures(net, net='quadratic, untrained')['statistics']
+    residual, distance, *_ = drawn.axes
+    assert [line.get_linestyle() for line in residual.lines[2:]] == [':', '--', '-']
+    untrained = timm.create_model('sa_quadratic_cifar', num_heads=2, **SMALL)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        untrained.init_weights()
+    expected = report_maps(untrained, torch.zeros(1, 3, 32, 32), 3)
+    assert list(residual.lines[4].get_ydata()) == [layer.residual for layer in expected]
+    means = [sum(head.distance for head in layer.heads) / 2 for layer in expected]
+    assert list(distance.lines[-1].get_ydata()) == pytest.approx(means)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), quadratic_net().parameters()))
 
 
 # all of them
 
 
 def test_position_only_nets_need_no_images():
-    drawn = figures.draw_figures(quadratic_net())
+    drawn = figures.draw_figures(quadratic_net(), net='quadratic: 3 epochs')
+    assert all('quadratic: 3 epochs' in texts(figure)[1] for figure in drawn.values())
     assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'statistics']
     expected = maps_module.attention_maps(quadratic_net(), torch.zeros(1, 3, 32, 32))
     for image, layer in zip(panels(drawn['attention']), torch.cat([m[0, :, 8, 8] for m in expected]), strict=True):
@@ -360,7 +460,8 @@ def test_position_only_nets_need_no_images():
 
 
 @pytest.mark.parametrize('name,kwargs', [
-    ('sa_learned_content_hier_cifar', dict(SMALL, img_size=16)), ('resvit_cifar', dict(SMALL, img_size=16)),
+    ('sa_learned_content_hier_cifar', dict(SMALL, num_heads=2, img_size=16)),
+    ('resvit_cifar', dict(SMALL, num_heads=2, img_size=16)),
     ('vit_tiny_patch16_224', dict(img_size=64, depth=2))])
 def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     torch.manual_seed(0)
@@ -370,7 +471,7 @@ def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     images = torch.randn(9, 3, kwargs['img_size'], kwargs['img_size'])
     drawn = figures.draw_figures(net, images, ['cat'], query=(1, 2))
     assert list(drawn) == [
-        'centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-cat', 'average-cat']
+        'centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-cat', 'overlay-cat', 'average-cat']
     all_maps = maps_module.attention_maps(net, images)
     for image, layer in zip(panels(drawn['attention']), torch.cat([m.mean(0)[:, 1, 2] for m in all_maps]), strict=True):
         np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
@@ -413,13 +514,33 @@ def test_nets_without_attention_are_refused():
 def test_files_are_the_same_every_time_and_never_replaced(tmp_path, ending, start):
     blobs = figures.encoding_blobs(quadratic_net())
     for name in 'ab':
-        figures.save_figure(figures.figure_centers(blobs), tmp_path / f'{name}.{ending}')
+        figures.save_figure(figures.figure_centers(blobs, (16, 16)), tmp_path / f'{name}.{ending}')
     content = (tmp_path / f'a.{ending}').read_bytes()
     assert content.startswith(start) and (tmp_path / f'b.{ending}').read_bytes() == content
     with pytest.raises(FileExistsError, match='exists'):
-        figures.save_figure(figures.figure_centers(blobs[:1]), tmp_path / f'a.{ending}')
+        figures.save_figure(figures.figure_centers(blobs[:1], (16, 16)), tmp_path / f'a.{ending}')
     assert (tmp_path / f'a.{ending}').read_bytes() == content
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_all_files_of_a_net_appear_at_once(tmp_path, monkeypatch):
+    """A run that is killed between two files leaves none of them, and nothing that blocks the next."""
+    drawn = {name: figures.figure_accuracy({name: [(1, 50.)]}) for name in 'ab'}
+    out = tmp_path / 'out'
+
+    def die(*args, **kwargs):
+        assert not out.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drawn['b'], 'savefig', die)
+    with pytest.raises(KeyboardInterrupt):
+        figures.save_figures(drawn, out)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    assert figures.save_figures(drawn, out, 'svg') == [out / 'a.svg', out / 'b.svg']
+    assert sorted(out.iterdir()) == [out / 'a.svg', out / 'b.svg']
+    with pytest.raises(FileExistsError, match='out exists'):
+        figures.save_figures(drawn, out)
 
 
 def test_other_formats_are_refused(tmp_path):

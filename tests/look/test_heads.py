@@ -35,7 +35,7 @@ def test_a_convolution_and_its_contrary():
         assert head.center == pytest.approx(tap, abs=1e-6)
         assert head.largest == pytest.approx(1.) and head.entropy < 1e-6 and head.spread < 1e-6
         assert head.distance == pytest.approx((tap[0] ** 2 + tap[1] ** 2) ** 0.5, abs=1e-6)
-        assert head.consistency == pytest.approx(1.) and head.symmetry == pytest.approx(float(tap[1] == 0), abs=1e-6)
+        assert head.consistency is None and head.symmetry == pytest.approx(float(tap[1] == 0), abs=1e-6)
 
     keys = 16 * 16
     assert second.residual == pytest.approx(1 - 1 / keys, abs=1e-5)
@@ -114,7 +114,7 @@ def test_formats():
     lines = format_heads(layers, 3).splitlines()
     assert max(len(line) for line in lines) <= 120
     assert lines[2].split() == [
-        '0', '0', '+1.00,', '+1.00', '0.00', '1.41', '0.00', '1.00', '1.00', '0.00', '1.00', '(+1,+1)']
+        '0', '0', '+1.00,', '+1.00', '0.00', '1.41', '0.00', '1.00', '0.00', '1.00', '(+1,+1)']
     assert lines[6].split()[:3] == ['4', '+0.00,', '+0.00'] and lines[6].endswith('(0,0)')
     assert lines[11].split()[:2] == ['1', '0'] and '(' not in lines[11]
     summary = lines[lines.index('') + 3:]

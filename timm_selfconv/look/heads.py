@@ -28,7 +28,8 @@ class HeadReport:
         distance: Mean distance of its attention from the query.
         entropy: In nats.
         largest: Largest probability.
-        consistency: How much of its pattern stays as the query moves, from 0 to 1; over all queries.
+        consistency: How much of its pattern stays as the query moves, from 0 to 1; over all queries. None where it is 1
+            by construction, as attention by position alone is.
         symmetry: How much of its pattern is its mirror image, left for right, from 0 to 1; over all queries.
         nearest_tap: The kernel's tap that it gives most to, (row, column).
         on_tap: What it gives to that tap.
@@ -40,7 +41,7 @@ class HeadReport:
     distance: float
     entropy: float
     largest: float
-    consistency: float
+    consistency: Optional[float]
     symmetry: float
     nearest_tap: Tap
     on_tap: float
@@ -65,8 +66,8 @@ class LayerReport:
     heads: List[HeadReport]
 
 
-def report_layer(layer: int, maps: torch.Tensor, kernel_size: int) -> LayerReport:
-    """Report on a layer from its attention maps, shape (B, heads, H, W, H, W)."""
+def report_layer(layer: int, maps: torch.Tensor, kernel_size: int, by_position: bool = False) -> LayerReport:
+    """Report on a layer from its attention maps, shape (B, heads, H, W, H, W), made by position alone or not."""
     def mean(values: torch.Tensor) -> List[float]:
         return theory.interior(values, kernel_size).mean((0, -2, -1)).tolist()
 
@@ -77,7 +78,7 @@ def report_layer(layer: int, maps: torch.Tensor, kernel_size: int) -> LayerRepor
     rows, cols = (mean(c) for c in theory.center_of_mass(maps).unbind(-1))
     spread, distance = mean(theory.spread(maps)), mean(theory.mean_distance(maps))
     entropy, largest = mean(theory.entropy(maps)), mean(theory.largest_probability(maps))
-    consistency = theory.translation_consistency(maps).mean(0).tolist()
+    consistency = [None] * len(acting) if by_position else theory.translation_consistency(maps).mean(0).tolist()
     symmetry = theory.mirror_symmetry(maps).mean(0).tolist()
     heads = [
         HeadReport(
@@ -87,6 +88,13 @@ def report_layer(layer: int, maps: torch.Tensor, kernel_size: int) -> LayerRepor
     residual = theory.conv_residual(maps, kernel_size)
     taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})
     return LayerReport(layer, residual.layer, residual.shared, taps, heads)
+
+
+def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int) -> List[LayerReport]:
+    """:func:`report_heads` for images as the net takes them, shape (B, C, height, width)."""
+    by_position = not looks_at_content(model)
+    return [
+        report_layer(i, maps, kernel_size, by_position) for i, maps in enumerate(attention_maps(model, images))]
 
 
 def report_heads(
@@ -115,7 +123,7 @@ def report_heads(
         raise ValueError('images: this net looks at content, so what its heads do depends on the pictures; name some')
     else:
         batch = torch.zeros(1, *get_model_input_config(model)['input_size'])
-    return [report_layer(i, maps, kernel_size) for i, maps in enumerate(attention_maps(model, batch))]
+    return report_maps(model, batch, kernel_size)
 
 
 def tap_text(tap: Tap) -> str:
@@ -124,18 +132,19 @@ def tap_text(tap: Tap) -> str:
 
 def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     """:func:`report_heads` for people."""
+    numbers = ['spread', 'distance', 'entropy', 'largest', 'consistency', 'symmetry', 'on tap']
+    if layers[0].heads[0].consistency is None:
+        numbers.remove('consistency')
     heads = tabulate(
         [(
             '' if head.head else layer.layer, head.head,
             '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
-            *(f'{value:.2f}' for value in (
-                head.spread, head.distance, head.entropy, head.largest, head.consistency, head.symmetry, head.on_tap)),
+            *(f'{getattr(head, name.replace(" ", "_")):.2f}' for name in numbers),
             tap_text(head.nearest_tap) if head.acts_as_tap else '',
         ) for layer in layers for head in layer.heads],
-        headers=('layer', 'head', 'centre', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'symmetry',
-                 'on tap', 'tap'),
+        headers=('layer', 'head', 'centre', *numbers, 'tap'),
         disable_numparse=True,
-        colalign=(*['right'] * 10, 'left'),
+        colalign=(*['right'] * (3 + len(numbers)), 'left'),
     )
     summary = tabulate(
         [(
@@ -153,6 +162,7 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     return f'{heads}\n\n{summary}\n\n' + (
         "Centre (row, column from the query), spread and distance in pixels of the layer's grid, entropy in nats;\n"
         f'means over queries whose {k} neighbourhood is on the grid. Consistency: 1 if a head does the same at every\n'
-        'query. Symmetry: 1 if left mirrors right. On tap: what a head gives to one offset of that neighbourhood; it\n'
-        'is a tap if every query gives that more than half. Residual: 0 if at each query the maps of the heads span\n'
-        f'all taps of a {k} convolution, 1 if none; shared: the same with value matrices that all queries share.')
+        'query, as all do that know positions alone. Symmetry: 1 if left mirrors right. On tap: what a head gives to\n'
+        'one offset of that neighbourhood; it is a tap if every query gives that more than half. Residual: 0 if at\n'
+        f'each query the maps of the heads span all taps of a {k} convolution, 1 if none; shared: the same with\n'
+        'value matrices that all queries share.')

@@ -8,10 +8,10 @@ except ImportError as e:
     raise ImportError("figures need matplotlib: pip install 'timm_selfconv[figures]'") from e
 
 from .accuracy import figure_accuracy, read_summary
-from .centers import Blobs, encoding_blobs, figure_centers, figure_training, map_blobs, mass_ellipse, mass_radius, \
-    training_blobs
-from .everything import draw_figures, mean_maps
+from .centers import Blobs, density_level, encoding_blobs, figure_centers, figure_regions, figure_training, \
+    mass_ellipse, mass_radius, training_blobs
+from .draw import draw_figures, mean_maps
 from .footprints import figure_footprints
 from .maps import average_attention, by_locality, figure_average, figure_query, query_attention
-from .statistics import figure_statistics
-from .style import save_figure
+from .statistics import baselines, convolution_maps, figure_statistics
+from .style import save_figure, save_figures

@@ -1,7 +1,8 @@
-"""Centres of attention, with the contours that hold half and 90 % of it (paper, Fig. 3, 4, 12, 14; report, Fig. 2).
+"""Where heads look from a query (paper, Fig. 3, 4, 12, 14; report, Fig. 2).
 
-The shares are those of a Gaussian on an unbounded plane of points: pixels are coarser, and near a border softmax gives
-the pixels that are left what the others would get.
+Heads with the quadratic encoding are drawn as the Gaussians that they are on an unbounded plane; near a border softmax
+gives the pixels that are left what the others would get. Of other heads the map itself is drawn: the region of its
+highest density, the fewest pixels that hold half of the attention.
 """
 import argparse
 import copy
@@ -14,21 +15,22 @@ import torch
 import torch.nn as nn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Ellipse
+from matplotlib.patches import Ellipse, Rectangle
 from timm.models import clean_state_dict
 
-from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d, axis_offsets, precision_matrices
-from timm_selfconv.theory import center_of_mass
-from .maps import check_query
+from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d, precision_matrices
+from .maps import Grid, check_query
 from .style import TEXT_WIDTH, TITLE_HEIGHT, head_legend, head_style, lay_out, styled, titled_figure
 
 __all__ = [
-    'Blobs', 'encoding_blobs', 'figure_centers', 'figure_training', 'map_blobs', 'mass_ellipse', 'mass_radius',
-    'training_blobs',
+    'Blobs', 'density_level', 'encoding_blobs', 'figure_centers', 'figure_regions', 'figure_training', 'mass_ellipse',
+    'mass_radius', 'training_blobs',
 ]
 
-KEY = 'solid: 50 % of the attention, dotted: 90 %; cross: the query'
+GAUSSIAN = 'solid: 50 % of the Gaussian, dotted: 90 %; hollow: a centre farther away'
+KEY = 'cross: the query; grey: the grid around it'
 CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of the attention, style of its line
+MARGIN = 1.25  # pixels around the grid that show centres outside
 FLATTEST = 1e-8  # precision, in 1 / pixels^2, below which a head has none
 
 
@@ -70,6 +72,22 @@ def mass_ellipse(covariance: torch.Tensor, mass: float) -> Tuple[float, float, f
     return long, short, math.atan2(axes[0, 1], axes[1, 1])
 
 
+def density_level(attention: torch.Tensor, mass: float) -> float:
+    """The level above which a map has its highest-density region: the fewest pixels that hold a share of it.
+
+    Args:
+        attention: One query's map, shape (H, W).
+        mass: The share, between 0 and 1; pixels that tie with the last one needed are in the region too.
+
+    Returns:
+        A number halfway between the smallest pixel of the region and the largest one outside, or zero.
+    """
+    values = attention.double().flatten().sort(descending=True).values
+    last = values[(values.cumsum(0) < mass * values.sum()).sum()]
+    below = values[values < last]
+    return float(last + (below[0] if len(below) else 0.)) / 2
+
+
 def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
     """The Gaussians that quadratic encodings are (equation 9), one entry a layer.
 
@@ -87,32 +105,6 @@ def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
         covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
         blobs.append(Blobs(encoding.centers.detach().double(), covariances))
     return blobs or None
-
-
-def map_blobs(maps: Sequence[torch.Tensor], query: Optional[Tuple[int, int]] = None) -> List[Blobs]:
-    """Gaussians of the mean and covariance that the attention of one query has, for nets that aren't Gaussian.
-
-    Args:
-        maps: Attention maps of each layer, shape (heads, H, W, H, W).
-        query: Row and column of the query; the middle by default.
-
-    Returns:
-        One entry a layer.
-
-    Raises:
-        ValueError: If the query is not on the grid.
-    """
-    blobs = []
-    for layer in maps:
-        height, width = layer.shape[-2:]
-        i, j = check_query(query, (height, width))
-        attention = layer[:, i, j].double()
-        centers = center_of_mass(layer.double())[:, i, j]
-        rows = axis_offsets(height, attention)[i] - centers[:, :1]
-        cols = axis_offsets(width, attention)[j] - centers[:, 1:]
-        offsets = torch.stack(torch.broadcast_tensors(rows[:, :, None], cols[:, None, :]), dim=-1)
-        blobs.append(Blobs(centers, torch.einsum('hkl,hkla,hklb->hab', attention, offsets, offsets)))
-    return blobs
 
 
 def training_blobs(model: nn.Module, run: Path, columns: int = 6) -> Dict[int, List[Blobs]]:
@@ -152,81 +144,148 @@ def training_blobs(model: nn.Module, run: Path, columns: int = 6) -> Dict[int, L
     return history
 
 
-def reach(blobs: Sequence[Blobs]) -> int:
-    """Half the side of axes that show every centre, and around it the contour of half the mass up to 6 pixels."""
-    largest = max(
-        float(b.centers.abs().amax(1)[h]) + min(mass_ellipse(b.covariances[h], 0.5)[0], 6.)
-        for b in blobs for h in range(len(b.centers)))
-    return max(3, math.ceil(largest))
-
-
-def draw_blobs(ax: Axes, blobs: Blobs, limit: int) -> None:
-    """One layer: a dot a head, contours of 50 % (solid) and 90 % (dotted), the query as a cross in the middle."""
+def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Rectangle:
+    """The query as a cross, the border of the grid around it, and a margin in pixels around that."""
+    border = Rectangle(
+        (-query[1] - 0.5, -query[0] - 0.5), grid[1], grid[0], facecolor='0.965', edgecolor='0.6', linewidth=0.5,
+        zorder=-2)
+    ax.add_patch(border)
     ax.plot(0, 0, marker='+', color='black', markersize=6, markeredgewidth=0.8, linestyle='', zorder=4)
+    (top, left), (bottom, right) = ([-q - 0.5 - margin for q in query],
+                                    [n - q - 0.5 + margin for n, q in zip(grid, query)])
+    ax.set(xlim=(left, right), ylim=(bottom, top), aspect='equal')
+    for axis, q, n in ((ax.yaxis, query[0], grid[0]), (ax.xaxis, query[1], grid[1])):
+        axis.set_ticks([t for t in range(-q, n - q) if t % max(1, n // 4) == 0])
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.tick_params(length=0)
+    return border
+
+
+def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle) -> None:
+    """One layer: a dot a head, contours of 50 % (solid) and 90 % (dotted), which end at the grid's border.
+
+    Of a centre that lies outside the axes a hollow dot stands at their edge.
+    """
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances)):
         color, marker = head_style(head)
         row, col = center.tolist()
         for mass, line in CONTOURS:
             long, short, angle = mass_ellipse(covariance, mass)
-            ax.add_patch(Ellipse(
+            ellipse = Ellipse(
                 (col, row), 2 * long, 2 * short, angle=math.degrees(angle), fill=False, edgecolor=color,
-                linestyle=line, linewidth=0.7))
-        ax.plot(col, row, marker=marker, color=color, linestyle='', markersize=3, zorder=3)
-    ax.set(xlim=(-limit - 0.5, limit + 0.5), ylim=(limit + 0.5, -limit - 0.5), aspect='equal')
-    step = max(1, limit // 3)
-    ticks = [t for t in range(-limit, limit + 1) if t % step == 0]
-    ax.set(xticks=ticks, yticks=ticks)
+                linestyle=line, linewidth=0.8)
+            ax.add_patch(ellipse)
+            ellipse.set_clip_path(border)
+        x, y = min(max(col, left), right), min(max(row, top), bottom)
+        ax.plot(
+            x, y, marker=marker, color=color, linestyle='', markersize=3, zorder=3, clip_on=False,
+            fillstyle='full' if (x, y) == (col, row) else 'none')
+
+
+def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> None:
+    """One layer's maps of one query, shape (heads, H, W): a line around half of each, a dot on its largest pixel."""
+    fine = 16  # points to a pixel's side, for lines with round corners
+    rows, cols = ((torch.arange(fine * (n + 2)) + 0.5) / fine - q - 1.5 for n, q in zip(attention.shape[1:], query))
+    for head, image in enumerate(attention):
+        color, marker = head_style(head)
+        region = torch.nn.functional.pad((image >= density_level(image, 0.5)).double(), (1, 1, 1, 1))
+        region = region.repeat_interleave(fine, 0).repeat_interleave(fine, 1)[None]
+        for _ in range(2):
+            region = torch.nn.functional.avg_pool2d(region, fine // 2 - 1, 1, fine // 4 - 1)
+        inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels lie side by side
+        ax.contour(cols.numpy(), rows.numpy(), region[0].numpy(), [inset], colors=[color], linewidths=0.8)
+        row, col = divmod(int(image.argmax()), image.shape[1])
+        ax.plot(col - query[1], row - query[0], marker=marker, color=color, linestyle='', markersize=3, zorder=3)
+
+
+def layer_panels(layers: int, title: str, small: str, net: str) -> Tuple[Figure, List[Axes]]:
+    """A figure with a panel for every layer, three side by side."""
+    columns = min(3, layers)
+    rows = math.ceil(layers / columns)
+    figure = titled_figure(rows * TEXT_WIDTH / 3 * 0.97 + 0.4 + TITLE_HEIGHT, title, small, net)
+    lay_out(figure)
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
+    for ax in axes[layers:]:
+        ax.remove()
+    for number, ax in enumerate(axes[:layers]):
+        ax.set(title=f'layer {number}', xlabel='column offset [pixels]', ylabel='row offset [pixels]')
+        ax.label_outer()
+    return figure, axes[:layers]
 
 
 @styled
-def figure_centers(layers: Sequence[Blobs], title: str = 'Where the heads look', small: str = '') -> Figure:
+def figure_centers(layers: Sequence[Blobs], grid: Grid, net: str = '') -> Figure:
     """Where every head of every layer looks, relative to the query (paper, Fig. 4, 12, 14).
 
     Args:
-        layers: One entry a layer, from :func:`encoding_blobs` or :func:`map_blobs`.
-        title: Above the figure.
-        small: More of the small print, such as what the Gaussians are a mean over.
+        layers: One entry a layer, from :func:`encoding_blobs`.
+        grid: Rows and columns of the layers; the query is in the middle.
+        net: Which net it is, for the title.
 
     Returns:
         Panels of equal scale in pixels, rows downwards, a layer each.
     """
-    columns = min(3, len(layers))
-    rows = math.ceil(len(layers) / columns)
-    side = TEXT_WIDTH / 3
-    figure = titled_figure(rows * side * 0.97 + 0.4 + TITLE_HEIGHT, title, small + KEY)
-    lay_out(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    limit = reach(layers)
-    for number, ax in enumerate(axes.flat):
-        if number >= len(layers):
-            ax.remove()
-            continue
-        draw_blobs(ax, layers[number], limit)
-        ax.set_title(f'layer {number}')
-        ax.set(xlabel='column offset [pixels]', ylabel='row offset [pixels]')
-        ax.label_outer()
+    figure, axes = layer_panels(
+        len(layers), 'Where the heads look', f'{GAUSSIAN}; {KEY}', net)
+    query = check_query(None, grid)
+    for ax, blobs in zip(axes, layers):
+        draw_blobs(ax, blobs, draw_grid(ax, grid, query, MARGIN))
     head_legend(figure, max(len(b.centers) for b in layers))
     return figure
 
 
 @styled
-def figure_training(history: Dict[int, List[Blobs]]) -> Figure:
+def figure_regions(
+        maps: Sequence[torch.Tensor],
+        query: Optional[Tuple[int, int]] = None,
+        small: str = '',
+        net: str = '',
+) -> Figure:
+    """The same for heads that are no Gaussians: the highest-density region of each one's map.
+
+    Args:
+        maps: Attention maps of each layer, shape (heads, H, W, H, W).
+        query: Row and column of the query; the middle by default.
+        small: More of the small print, such as what the maps are a mean over.
+        net: Which net it is, for the title.
+
+    Raises:
+        ValueError: If the query is not on the grid.
+    """
+    grid = (maps[0].shape[-2], maps[0].shape[-1])
+    i, j = check_query(query, grid)
+    figure, axes = layer_panels(
+        len(maps), f'Where the heads look from row {i}, column {j}',
+        f'{small}line: around the fewest pixels that hold half of the attention; dot: the largest; {KEY}', net)
+    for ax, layer in zip(axes, maps):
+        draw_grid(ax, grid, (i, j), 0.5)
+        draw_regions(ax, layer[:, i, j], (i, j))
+    head_legend(figure, max(len(m) for m in maps))
+    return figure
+
+
+@styled
+def figure_training(history: Dict[int, List[Blobs]], grid: Grid, net: str = '') -> Figure:
     """Centres of attention over training, a layer a row, an epoch a column (paper, Fig. 3; report, Fig. 2).
 
     Args:
         history: From :func:`training_blobs`.
+        grid: Rows and columns of the layers.
+        net: Which net it is, for the title.
     """
     layers = len(next(iter(history.values())))
     side = min(TEXT_WIDTH / len(history), TEXT_WIDTH / 4)
     figure = titled_figure(
         0.85 * layers * side + 0.4 + TITLE_HEIGHT, 'Where the heads look, over training',
-        f'row and column offsets in pixels; {KEY}')
+        f'row and column offsets in pixels; {GAUSSIAN}; {KEY}', net)
     lay_out(figure)
     axes = figure.subplots(layers, len(history), squeeze=False, sharex=True, sharey=True)
-    limit = reach([b for blobs in history.values() for b in blobs])
+    query = check_query(None, grid)
     for column, (epochs, blobs) in enumerate(history.items()):
         for row, layer in enumerate(blobs):
-            draw_blobs(axes[row, column], layer, limit)
+            draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN))
         axes[0, column].set_title(f'after {epochs} epoch{"s" if epochs > 1 else ""}')
     for row in range(layers):
         axes[row, 0].set_ylabel(f'layer {row}')

@@ -3,7 +3,7 @@ from typing import List, Optional, Sequence, Tuple
 
 import torch
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
@@ -14,10 +14,11 @@ from .style import MAP_COLORS, TEXT_WIDTH, TITLE_HEIGHT, frameless, head_style, 
 __all__ = ['average_attention', 'by_locality', 'figure_average', 'figure_query', 'query_attention']
 
 SCALE = 'above each panel: its head, its largest value'
+Grid = Tuple[int, int]
 HALO = [withStroke(linewidth=1.2, foreground='white')]  # a black frame shows on bright pixels, its halo on dark ones
 
 
-def check_query(query: Optional[Tuple[int, int]], grid: Tuple[int, int]) -> Tuple[int, int]:
+def check_query(query: Optional[Tuple[int, int]], grid: Grid) -> Tuple[int, int]:
     """A query on a grid, the middle one by default.
 
     Raises:
@@ -92,8 +93,10 @@ def draw_rows(
         title: str,
         small: str,
         picture: Optional[torch.Tensor],
+        net: str,
+        over: bool = False,
 ) -> Figure:
-    """Images of heads, a row a layer; above each its head's number and its largest value, which is its brightest.
+    """Images of heads, a row a layer, all on one scale; above each its head's number and its largest value.
 
     Args:
         rows: Images of each layer, shape (heads, h, w).
@@ -102,10 +105,14 @@ def draw_rows(
         title: Above it all.
         small: More of the small print.
         picture: What the net looked at, shape (height, width, 3), values from 0 to 1; above the maps.
+        net: The net, for the title.
+        over: Lay the images over the picture.
     """
+    most = max(float(row.nan_to_num(0.).max()) for row in rows) or 1.
+    norm = PowerNorm(0.5, 0., most)  # the root shows small shares too
     columns = max(len(row) for row in rows)
     height, width = rows[0].shape[-2:]
-    left, right, bar = 0.34, 0.04, 0.32
+    left, right, bar = 0.34, 0.04, 0.42
     cell = min((TEXT_WIDTH - left - right) / columns, 0.75)
     gap, label = 0.05 * cell, 0.11
     panel = cell - gap
@@ -113,17 +120,20 @@ def draw_rows(
     panel_height = panel * height / width
     shown = 0. if picture is None else 1.0
     total = TITLE_HEIGHT + shown + len(rows) * (panel_height + label + gap) + bar
-    figure = titled_figure(total, title, f'{small}{SCALE}')
+    figure = titled_figure(total, title, f'{small}{SCALE}', net)
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
 
     def add_image(x: float, y: float, w: float, h: float, image: torch.Tensor, **kwargs):
         """Inches from the left and the top."""
         ax = figure.add_axes((x / TEXT_WIDTH, 1 - (y + h) / total, w / TEXT_WIDTH, h / total))
+        if over and picture is not None and image is not picture:
+            ax.imshow(picture.mean(-1), 'gray', vmin=0., vmax=1.3, extent=extent, interpolation='nearest')
+            kwargs['alpha'] = 0.9 * norm(image.numpy()).data  # where a head doesn't look one sees the picture
         ax.imshow(image.numpy(), extent=extent, interpolation='nearest', aspect='auto', **kwargs)
         frameless(ax)
         if mark is not None:
             ax.add_patch(Rectangle(
-                (mark[1] - 0.5, mark[0] - 0.5), 1, 1, fill=False, edgecolor='black', linewidth=0.5,
+                (mark[1] - 0.5, mark[0] - 0.5), 1, 1, fill=False, edgecolor='black', linewidth=0.6,
                 path_effects=HALO))
         return ax
 
@@ -140,8 +150,7 @@ def draw_rows(
         for column, head in enumerate(order):
             largest = float(row[head].nan_to_num(0.).max())
             ax = add_image(
-                left + column * cell, top, panel, panel_height, row[head], cmap=MAP_COLORS, vmin=0.,
-                vmax=largest or 1.)
+                left + column * cell, top, panel, panel_height, row[head], cmap=MAP_COLORS, norm=norm)
             ax.set_facecolor('0.8')
             share = f'{largest:.2f}'.lstrip('0') if largest >= 0.095 else f'{largest:.3f}'.lstrip('0')
             size = 5 if columns <= 12 else 4
@@ -154,9 +163,12 @@ def draw_rows(
             ax.text(0.08 / panel, above, f'{head}', weight='bold', **text)
             ax.text(1, above, share, ha='right', color='0.25', **text)
         top += panel_height + gap
-    bar_axes = figure.add_axes((0.35, 0.17 / total, 0.3, 0.06 / total))
-    figure.colorbar(ScalarMappable(Normalize(), MAP_COLORS), cax=bar_axes, orientation='horizontal')
-    bar_axes.set_xticks([0, 1], ['0', 'largest in the panel'])
+    bar_axes = figure.add_axes((0.3, 0.27 / total, 0.4, 0.06 / total))
+    figure.colorbar(ScalarMappable(norm, MAP_COLORS), cax=bar_axes, orientation='horizontal')
+    ticks = [part * most for part in (0., 1 / 16, 1 / 4, 9 / 16, 1.)]
+    bar_axes.set_xticks(ticks, [f'{tick:.2g}' for tick in ticks])
+    bar_axes.set_xlabel('attention, one scale for all panels', fontsize=6, labelpad=1)
+    bar_axes.minorticks_off()
     bar_axes.tick_params(length=0, pad=1)
     return figure
 
@@ -168,6 +180,8 @@ def figure_query(
         window: Optional[int] = None,
         small: str = '',
         picture: Optional[torch.Tensor] = None,
+        over: bool = False,
+        net: str = '',
 ) -> Figure:
     """What one query looks at, a layer a row, a head a column; the query is framed (paper, Fig. 5 to 10).
 
@@ -178,6 +192,8 @@ def figure_query(
             left then; else they are in order. Grey is outside the grid.
         small: More of the small print, such as what the maps are a mean over.
         picture: What the net looked at, shape (height, width, 3), values from 0 to 1.
+        over: Lay the maps over the picture, grey, as the papers do, in the place of bare maps.
+        net: Which net it is, for the title.
 
     Raises:
         ValueError: If the query is not on the grid, or the window's side not odd.
@@ -187,7 +203,8 @@ def figure_query(
     orders = [list(range(len(layer))) if window is None else by_locality(layer, (i, j)) for layer in maps]
     mark = (i, j) if window is None else (window // 2, window // 2)
     zoom = '' if window is None else f'{window} x {window} pixels around it, the most local head first; '
-    return draw_rows(rows, orders, mark, f'Attention of the query in row {i}, column {j}', zoom + small, picture)
+    title = f'Attention of the query in row {i}, column {j}'
+    return draw_rows(rows, orders, mark, title, zoom + small, picture, net, over)
 
 
 @styled
@@ -195,6 +212,7 @@ def figure_average(
         maps: Sequence[torch.Tensor],
         small: str = '',
         picture: Optional[torch.Tensor] = None,
+        net: str = '',
 ) -> Figure:
     """What each pixel receives from all queries on average: see :func:`average_attention` (report, Fig. 8, 20 to 23).
 
@@ -202,7 +220,9 @@ def figure_average(
         maps: Attention maps of each layer, shape (heads, H, W, H, W): of one image, or a mean over images.
         small: More of the small print.
         picture: What the net looked at, shape (height, width, 3), values from 0 to 1.
+        net: Which net it is, for the title.
     """
     rows = [average_attention(layer) for layer in maps]
     orders = [list(range(len(layer))) for layer in maps]
-    return draw_rows(rows, orders, None, 'Attention that each pixel receives, mean over all queries', small, picture)
+    title = 'Attention that each pixel receives, mean over all queries'
+    return draw_rows(rows, orders, None, title, small, picture, net)

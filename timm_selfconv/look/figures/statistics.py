@@ -1,47 +1,90 @@
 """How convolutional the layers are and what their heads do: a figure that neither paper has."""
-from typing import Callable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
+import torch
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from timm_selfconv.look.heads import HeadReport, LayerReport
-from .style import head_legend, head_style, lay_out, styled, titled_figure
+from timm_selfconv.layers import gaussian_axis_scores
+from timm_selfconv.look.heads import HeadReport, LayerReport, report_layer
+from timm_selfconv.theory import tap_offsets
+from .maps import Grid
+from .style import TITLE_HEIGHT, head_legend, head_style, lay_out, styled, titled_figure
 
-__all__ = ['figure_statistics']
+__all__ = ['baselines', 'convolution_maps', 'figure_statistics']
 
 PANELS: List[Tuple[str, Callable[[HeadReport], float]]] = [
     ('mean distance [pixels]', lambda head: head.distance),
     ('spread [pixels]', lambda head: head.spread),
     ('entropy [nats]', lambda head: head.entropy),
     ('attention on its nearest tap', lambda head: head.on_tap),
-    ('translation consistency', lambda head: head.consistency),
 ]
-SHARES = ('attention on its nearest tap', 'translation consistency')
+CONSISTENCY = 'translation consistency'
+LINES: Any = (':', '--', '-')
+
+
+def convolution_maps(grid: Grid, kernel_size: int) -> torch.Tensor:
+    """Attention maps that are a convolution (Theorem 1), a head a tap, shape (taps, H, W, H, W).
+
+    A tap beyond the border falls on the nearest pixel, as a sharp Gaussian does.
+    """
+    centers = tap_offsets(kernel_size).float()
+    precision = torch.full((len(centers),), 1e4)
+    rows, cols = (gaussian_axis_scores(c, precision, n).softmax(-1) for c, n in zip(centers.T, grid))
+    return rows[:, :, None, :, None] * cols[:, None, :, None, :]
+
+
+def baselines(grid: Grid, kernel_size: int, by_position: bool = False) -> Dict[str, List[LayerReport]]:
+    """Reports on heads that look everywhere alike, and on an exact convolution, one layer each.
+
+    Args:
+        grid: Rows and columns.
+        kernel_size: Side of the convolution.
+        by_position: They are for a net that attends by position alone, of which consistency says nothing.
+    """
+    uniform = torch.ones(1, *grid, *grid) / (grid[0] * grid[1])
+    return {
+        name: [report_layer(0, maps[None], kernel_size, by_position)]
+        for name, maps in (('uniform maps', uniform), ('a convolution', convolution_maps(grid, kernel_size)))}
 
 
 @styled
-def figure_statistics(layers: Sequence[LayerReport], kernel_size: int, small: str = '') -> Figure:
+def figure_statistics(
+        layers: Sequence[LayerReport],
+        kernel_size: int,
+        small: str = '',
+        against: Mapping[str, Sequence[LayerReport]] = {},
+        net: str = '',
+) -> Figure:
     """Residual to all K x K convolutions and statistics of the heads, a layer a step, a head a dot.
 
     Args:
         layers: What :func:`timm_selfconv.look.heads.report_heads` returns.
         kernel_size: K that it was asked for.
         small: More of the small print, such as what the numbers are means over.
+        against: Up to three baselines by name, reports on as many layers, or on one that serves all; means over their
+            heads are drawn as grey lines.
+        net: Which net it is, for the title.
     """
+    panels = list(PANELS)
+    if layers[0].heads[0].consistency is not None:
+        panels.append((CONSISTENCY, lambda head: 0. if head.consistency is None else head.consistency))
     figure = titled_figure(
-        3.9, 'How convolutional each layer is',
-        f'{small}a dot is a head, over queries whose {kernel_size} x {kernel_size} pixels are on the grid')
-    lay_out(figure)
+        4., 'How convolutional each layer is',
+        f'{small}a dot is a head, over queries whose {kernel_size} x {kernel_size} pixels are on the grid', net)
+    lay_out(figure, TITLE_HEIGHT + 0.16)
     axes = figure.subplots(2, 3, sharex=True)
     numbers = [layer.layer for layer in layers]
-    ax = axes.flat[0]
-    ax.plot(numbers, [layer.residual for layer in layers], color='black', marker='o', label='a query alone')
-    ax.plot(
-        numbers, [layer.shared_residual for layer in layers], color='0.55', marker='s', linestyle='--',
+    residual_axes, *others = axes.flat
+    residual_axes.plot(numbers, [layer.residual for layer in layers], color='black', marker='o', label='a query alone')
+    residual_axes.plot(
+        numbers, [layer.shared_residual for layer in layers], color='black', marker='s', markerfacecolor='white',
         label='one set of values')
-    ax.set(title=f'residual to {kernel_size} x {kernel_size} convolutions', ylim=(-0.04, 1.04))
-    ax.legend(loc='best')
-    for ax, (name, statistic) in zip(axes.flat[1:], PANELS):
+    residual_axes.set(title=f'residual to {kernel_size} x {kernel_size} convolutions', ylim=(-0.04, 1.04))
+    residual_axes.legend(loc='best')
+    for ax, (name, statistic) in zip(others, panels):
         for layer in layers:
             heads = len(layer.heads)
             for head in layer.heads:
@@ -49,15 +92,29 @@ def figure_statistics(layers: Sequence[LayerReport], kernel_size: int, small: st
                 shift = 0.5 * ((head.head + 0.5) / heads - 0.5)  # side by side, so that none hides another
                 ax.plot(layer.layer + shift, statistic(head), color=color, marker=marker, linestyle='', markersize=2.5)
         ax.set_title(name)
-        if name in SHARES:
+        if name in (CONSISTENCY, PANELS[3][0]):
             ax.set_ylim(-0.04, 1.04)
-        else:
-            ax.set_ylim(0., 1.06 * max(statistic(head) for layer in layers for head in layer.heads))
-    for ax in axes[1]:
+    for reports, line in zip(against.values(), LINES):
+        style: Any = dict(color='0.6', linestyle=line, linewidth=0.9, zorder=1)
+        across = [numbers[0] - 0.4, *numbers[1:-1], numbers[-1] + 0.4] if len(numbers) > 1 else [-0.4, 0.4]
+        spread_out = [reports[min(i, len(reports) - 1)] for i in range(len(across))]
+        residual_axes.plot(across, [layer.residual for layer in spread_out], **style)
+        for ax, (_, statistic) in zip(others, panels):
+            means = [sum(map(statistic, layer.heads)) / len(layer.heads) for layer in spread_out]
+            ax.plot(across, means, **style)
+    for ax in others[len(panels):]:
+        ax.remove()
+    for ax in figure.axes:
+        ax.set_ylim(bottom=min(0., ax.get_ylim()[0]))
         ax.set_xlabel('layer')
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for ax in axes.flat:
+        ax.tick_params(labelbottom=True)
         ax.grid(color='0.92', linewidth=0.5)
         ax.set_axisbelow(True)
+    handles = [Line2D([], [], color='0.6', linestyle=line, label=name) for name, line in zip(against, LINES)]
+    if handles:
+        place = (0.5, 1 - (TITLE_HEIGHT - 0.04) / figure.get_figheight())
+        figure.add_artist(Legend(figure, handles, list(against), loc='upper center',
+                                 bbox_to_anchor=place, ncols=3))
     head_legend(figure, max(len(layer.heads) for layer in layers))
     return figure

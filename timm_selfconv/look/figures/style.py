@@ -2,7 +2,7 @@
 import io
 import math
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -10,16 +10,16 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from timm_selfconv.files import write_new
+from timm_selfconv.files import new_folder, write_new
 
 __all__ = [
     'FORMATS', 'MAP_COLORS', 'TEXT_WIDTH', 'TITLE_HEIGHT', 'frameless', 'head_legend', 'head_style', 'lay_out',
-    'save_figure', 'styled', 'titled_figure',
+    'save_figure', 'save_figures', 'styled', 'titled_figure',
 ]
 
 TEXT_WIDTH = 5.5  # inches, a paper's single column of text
-MAP_COLORS = 'cividis'  # perceptually uniform, the same to the colour-blind
-TITLE_HEIGHT = 0.32  # inches
+MAP_COLORS = 'viridis'  # as the explorer has it: perceptually uniform, the colour-blind can read it
+TITLE_HEIGHT = 0.46  # inches
 
 # Paul Tol's muted colours, nine that the colour-blind tell apart; heads beyond get the next marker
 HEAD_COLORS = ('#332288', '#88CCEE', '#44AA99', '#117733', '#999933', '#DDCC77', '#CC6677', '#882255', '#AA4499')
@@ -67,23 +67,26 @@ def head_legend(figure: Figure, heads: int) -> None:
         labelspacing=0.3)
 
 
-def titled_figure(height: float, title: str, small: str) -> Figure:
+def titled_figure(height: float, title: str, small: str, net: str = '') -> Figure:
     """A figure without axes.
 
     Args:
         height: In inches, TITLE_HEIGHT included.
         title: In the topmost line.
         small: In small print below it, what one needs to know to read the figure.
+        net: Between the two: the net, its weights and accuracy.
     """
     figure = Figure(figsize=(TEXT_WIDTH, height))
-    figure.text(0.5, 1 - 0.04 / height, title, ha='center', va='top', fontsize=8)
-    figure.text(0.5, 1 - 0.18 / height, small, ha='center', va='top', fontsize=6, color='0.3')
+    figure.text(0.5, 1 - 0.05 / height, title, ha='center', va='top', fontsize=9, weight='bold')
+    figure.text(
+        0.5, 1 - 0.2 / height, '\n'.join(filter(None, (net, small))), ha='center', va='top', fontsize=6, color='0.3',
+        linespacing=1.35)
     return figure
 
 
-def lay_out(figure: Figure) -> None:
-    """Let matplotlib place axes and legends below the title."""
-    figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0., 0., 1., 1 - TITLE_HEIGHT / figure.get_figheight())))
+def lay_out(figure: Figure, top: float = TITLE_HEIGHT) -> None:
+    """Let matplotlib place axes and legends below the title, ``top`` inches from the figure's edge."""
+    figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0., 0., 1., 1 - top / figure.get_figheight())))
 
 
 def frameless(ax: Axes) -> None:
@@ -111,3 +114,23 @@ def save_figure(figure: Figure, path: Union[str, Path]) -> None:
     with matplotlib.rc_context(STYLE):
         figure.savefig(content, format=ending, metadata=FORMATS[ending])
     write_new(path, content.getvalue())
+
+
+def save_figures(figures: Mapping[str, Figure], folder: Union[str, Path], ending: str = 'png') -> List[Path]:
+    """Save figures by name in a folder that must not exist yet: all of them appear at once, or none.
+
+    Args:
+        figures: By name, as :func:`draw_figures` returns them.
+        folder: Where to.
+        ending: 'png', 'svg' or 'pdf'.
+
+    Returns:
+        The files.
+
+    Raises:
+        FileExistsError: If there is something already; it is left alone.
+    """
+    with new_folder(folder) as temporary:
+        for name, figure in figures.items():
+            save_figure(figure, temporary / f'{name}.{ending}')
+    return [Path(folder, f'{name}.{ending}') for name in figures]

@@ -1,19 +1,20 @@
 """All the figures that apply to a net."""
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+import copy
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
 from timm.models._input import get_model_input_config
 
-from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, looks_at_content
 from timm_selfconv.data import to_picture
-from timm_selfconv.look.heads import report_layer
-from timm_selfconv.layers import SanAttention2d
-from .centers import encoding_blobs, figure_centers, map_blobs
+from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, has_footprints, layer_names, \
+    looks_at_content
+from timm_selfconv.look.heads import report_maps
+from .centers import encoding_blobs, figure_centers, figure_regions
 from .footprints import figure_footprints
 from .maps import check_query, figure_average, figure_query
-from .statistics import figure_statistics
+from .statistics import baselines, figure_statistics
 
 __all__ = ['draw_figures', 'mean_maps']
 
@@ -46,11 +47,24 @@ def over_images(number: int) -> str:
     return f'mean over {number} images; ' if number > 1 else ''
 
 
+def untrained_copy(model: nn.Module, seed: int = 0) -> Optional[nn.Module]:
+    """The same net as it is before any training; None if it can't initialise itself anew."""
+    model = copy.deepcopy(model)
+    init_weights: Any = getattr(model, 'init_weights', None)
+    if init_weights is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        init_weights()
+    return model
+
+
 def draw_figures(
         model: nn.Module,
         images: Optional[torch.Tensor] = None,
         names: Sequence[str] = (),
         query: Optional[Tuple[int, int]] = None,
+        net: str = '',
 ) -> Dict[str, Figure]:
     """Draw what applies to a net.
 
@@ -60,10 +74,11 @@ def draw_figures(
             position alone needs none.
         names: Names of the first images, which get figures of their own.
         query: Row and column of the query, in pixels of the layers' grid; the middle by default.
+        net: Name, weights and accuracy of the net, for the titles.
 
     Returns:
         Figures by name: 'centers', 'attention', 'attention-7x7', 'average' and 'statistics'; for every named image,
-        'attention-NAME' and 'average-NAME'; of vector attention 'footprints' alone.
+        'attention-NAME', 'overlay-NAME' and 'average-NAME'; of vector attention 'footprints' alone.
 
     Raises:
         ValueError: If the net has no attention that can be read, looks at content and there are no images, the query is
@@ -71,37 +86,40 @@ def draw_figures(
     """
     if len({*names, f'{WINDOW}x{WINDOW}'}) <= len(names):
         raise ValueError(f'names={list(names)}: needs a name of its own for each image, none of them {WINDOW}x{WINDOW}')
-    vector = any(isinstance(m, SanAttention2d) for m in model.modules())
+    vector = has_footprints(model)
     content = vector or looks_at_content(model)
     if images is None:
         if content:
             raise ValueError('images: this net looks at content, so its attention depends on the pictures; name some')
         images = torch.zeros(1, *get_model_input_config(model)['input_size'])
     if vector:
-        return dict(footprints=figure_footprints(mean_footprints(model, images), over_images(len(images))))
+        weights = mean_footprints(model, images)
+        return dict(footprints=figure_footprints(
+            weights, layer_names(model, len(weights)), over_images(len(images)), net))
 
     seen = images if content else images[:1]  # one map serves all images
     maps = mean_maps(model, seen)
-    query = check_query(query, (maps[0].shape[-2], maps[0].shape[-1]))
+    grid = (maps[0].shape[-2], maps[0].shape[-1])
+    query = check_query(query, grid)
     note = over_images(len(seen))
     blobs = encoding_blobs(model)
-    if blobs is not None:
-        centers = figure_centers(blobs)
-    else:
-        title = f'Mean and covariance of the attention from row {query[0]}, column {query[1]}, as Gaussians'
-        centers = figure_centers(map_blobs(maps, query), title, note)
-    reported = attention_maps(model, seen[:REPORTED])
-    reports = [report_layer(i, layer, KERNEL_SIZE) for i, layer in enumerate(reported)]
+    seen = seen[:REPORTED]
+    against = baselines(grid, KERNEL_SIZE, by_position=not content)
+    untrained = untrained_copy(model)
+    if untrained is not None:
+        against['the same net untrained'] = report_maps(untrained, seen, KERNEL_SIZE)
     figures = {
-        'centers': centers,
-        'attention': figure_query(maps, query, small=note),
-        f'attention-{WINDOW}x{WINDOW}': figure_query(maps, query, WINDOW, note),
-        'average': figure_average(maps, note),
-        'statistics': figure_statistics(reports, KERNEL_SIZE, over_images(len(reported[0]))),
+        'centers': figure_regions(maps, query, note, net) if blobs is None else figure_centers(blobs, grid, net),
+        'attention': figure_query(maps, query, small=note, net=net),
+        f'attention-{WINDOW}x{WINDOW}': figure_query(maps, query, WINDOW, note, net=net),
+        'average': figure_average(maps, note, net=net),
+        'statistics': figure_statistics(
+            report_maps(model, seen, KERNEL_SIZE), KERNEL_SIZE, over_images(len(seen)), against, net),
     }
     for name, image in zip(names, images):
         single = [m[0] for m in attention_maps(model, image[None])]
         picture = to_picture(model, image)
-        figures[f'attention-{name}'] = figure_query(single, query, picture=picture)
-        figures[f'average-{name}'] = figure_average(single, picture=picture)
+        figures[f'attention-{name}'] = figure_query(single, query, picture=picture, net=net)
+        figures[f'overlay-{name}'] = figure_query(single, query, picture=picture, over=True, net=net)
+        figures[f'average-{name}'] = figure_average(single, picture=picture, net=net)
     return figures

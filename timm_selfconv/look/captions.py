@@ -1,0 +1,26 @@
+"""A line on a net: where its weights are from and how good they are."""
+from pathlib import Path
+from typing import Optional
+
+from timm_selfconv.hub import card_facts, measured_accuracy
+
+__all__ = ['net_caption']
+
+
+def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = False) -> str:
+    """Where a net's weights are from, and the accuracy that their card states.
+
+    Args:
+        name: Its registered name, or a folder's or the Hub's (``local-dir:``, ``hf-hub:``).
+        checkpoint: File or folder of its weights, if they are not its own.
+        untrained: It has none.
+    """
+    if untrained:
+        return 'untrained'
+    if checkpoint is not None:
+        return f'weights of {Path(checkpoint).name}'
+    accuracy, epochs = measured_accuracy(name), card_facts(name).get('epochs')
+    if accuracy is None:
+        return 'its own weights'
+    trained = f'{epochs} epoch{"" if epochs == "1" else "s"}, ' if epochs else ''
+    return f"{trained}{100 * accuracy:.1f} % of CIFAR-10's test images right"
