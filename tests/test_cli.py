@@ -315,15 +315,16 @@ def little(tmp_path):
 def test_figures(little, folder, tmp_path, capsys):
     command = ['figures', little, '--out', str(tmp_path / 'out')]
     main([*command, '--images', f'{folder}/test/3/picture.png', '--query', '1', '3'])
-    names = ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-picture', 'average-picture']
+    names = ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-picture', 'overlay-picture',
+             'average-picture']
     files = [str(tmp_path / 'out' / f'{name}.png') for name in names]
     assert capsys.readouterr().out.split() == files
     assert all(Image.open(file).width == 990 for file in files)  # 5.5 inches at 180 dots
     os.remove(files[0])
     with pytest.raises(SystemExit):
         main(command)
-    assert 'attention.png exists' in capsys.readouterr().err
-    assert not os.path.exists(files[0])  # none of them, if one is there
+    assert 'out exists' in capsys.readouterr().err
+    assert not os.path.exists(files[0])
 
 
 @pytest.mark.parametrize('args,message', [
@@ -367,10 +368,11 @@ def test_curves(tmp_path, capsys):
 def test_explore(checkpoint, folder, tmp_path, capsys):
     picture, page = f'{folder}/test/3/picture.png', tmp_path / 'out' / 'explorer.html'
     command = ['explore', 'sa_quadratic_tiny_cifar', picture, picture, '--out', str(page)]
-    main([*command, '--versus', 'sa_learned_content_tiny_cifar', '--checkpoint', checkpoint])
+    main([*command, '--versus', 'sa_learned_content_tiny_cifar', '--checkpoint', checkpoint, '--labels', 'cat', 'dog'])
     assert 'open it in a browser' in capsys.readouterr().out
     text = page.read_text()
-    for name in ('sa_quadratic_tiny_cifar', 'sa_learned_content_tiny_cifar', 'picture.png', 'picture.png (2)'):
+    weights = f'weights of {Path(checkpoint).name}'
+    for name in ('sa_quadratic_tiny_cifar', 'sa_learned_content_tiny_cifar', 'picture.png', 'picture.png (2)', weights):
         assert f'"{name}"' in text
     with pytest.raises(SystemExit):
         main(command)

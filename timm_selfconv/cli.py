@@ -89,7 +89,7 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--kernel-size', type=int, default=3, help='side of the convolutions (default: 3)')
 
     sub = command('look', 'figures', "draw the papers' figures of a net: what its heads look at", net, data)
-    sub.add_argument('--out', required=True, metavar='DIR', help='folder of the new files')
+    sub.add_argument('--out', required=True, metavar='DIR', help='new folder of the files')
     sub.add_argument('--images', nargs='+', default=[], metavar='IMAGE', help=(
         'pictures to average over, and to draw figures of one by one'))
     sub.add_argument('--data', help='average over a dataset instead, a folder or name as for eval')
@@ -109,6 +109,7 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('model', metavar='MODEL')
     sub.add_argument('images', nargs='+', metavar='IMAGE')
     sub.add_argument('--out', required=True, metavar='FILE', help='the page, e.g. explorer.html')
+    sub.add_argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture')
     sub.add_argument('--versus', action='append', default=[], metavar='MODEL', help=(
         'another net beside it; may be given again'))
     sub.add_argument('--checkpoint', action='append', default=[], metavar='FILE', help=(

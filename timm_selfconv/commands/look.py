@@ -14,6 +14,7 @@ from tabulate import tabulate
 from timm_selfconv.data import classify, open_dataset, open_images, preprocess
 from timm_selfconv.files import check_new, write_new
 from timm_selfconv.look import explorer
+from timm_selfconv.look.captions import net_caption
 from timm_selfconv.look.heads import format_heads, report_heads
 from timm_selfconv.measure import tables
 from timm_selfconv.models import CIFAR10_CLASSES
@@ -90,6 +91,7 @@ def run_figures(args: argparse.Namespace) -> None:
         raise ValueError('images and data: name pictures or a dataset, not both')
     if args.count < 1:
         raise ValueError(f'count={args.count}: needs at least 1')
+    check_new(args.out)
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     pictures = open_images(args.images)
     if args.data:
@@ -97,14 +99,10 @@ def run_figures(args: argparse.Namespace) -> None:
         pictures = [dataset[i][0].convert('RGB') for i in range(min(args.count, len(dataset)))]
     images = preprocess(model, pictures) if pictures else None
     query = None if args.query is None else tuple(args.query)
-    drawn = figures.draw_figures(model, images, [Path(image).stem for image in args.images], query)
-    if args.run:
-        drawn['training'] = figures.figure_training(figures.training_blobs(model, Path(args.run)))
-    files = {Path(args.out, f'{name}.{args.format}'): figure for name, figure in drawn.items()}
-    for file in files:
-        check_new(file)
-    for file, figure in files.items():
-        figures.save_figure(figure, file)
+    net = f'{args.model}: {net_caption(args.model, args.checkpoint, args.untrained)}'
+    names = [Path(image).stem for image in args.images]
+    drawn = figures.draw_figures(model, images, names, query, net, args.run and Path(args.run))
+    for file in figures.save_figures(drawn, args.out, args.format):
         print(file)
 
 
@@ -133,6 +131,9 @@ def run_explore(args: argparse.Namespace) -> None:
         for name, checkpoint in itertools.zip_longest(names, args.checkpoint)]
     page = explorer.explorer_page(
         dict(zip(distinct_names(names), models)),
-        dict(zip(distinct_names([Path(image).name for image in args.images]), pictures))).encode()
+        dict(zip(distinct_names([Path(image).name for image in args.images]), pictures)),
+        args.labels,
+        [net_caption(name, checkpoint, args.untrained and checkpoint is None)
+         for name, checkpoint in itertools.zip_longest(names, args.checkpoint)]).encode()
     write_new(file, page)
     print(f'{file}: {len(page) / 1e6:.1f} MB, open it in a browser')

@@ -1,5 +1,6 @@
 """All the figures that apply to a net."""
 import copy
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -11,7 +12,7 @@ from timm_selfconv.data import to_picture
 from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, has_footprints, layer_names, \
     looks_at_content
 from timm_selfconv.look.heads import report_maps
-from .centers import encoding_blobs, figure_centers, figure_regions
+from .centers import encoding_blobs, figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
 from .maps import check_query, figure_average, figure_query
 from .statistics import baselines, figure_statistics
@@ -65,6 +66,7 @@ def draw_figures(
         names: Sequence[str] = (),
         query: Optional[Tuple[int, int]] = None,
         net: str = '',
+        run: Optional[Path] = None,
 ) -> Dict[str, Figure]:
     """Draw what applies to a net.
 
@@ -75,14 +77,16 @@ def draw_figures(
         names: Names of the first images, which get figures of their own.
         query: Row and column of the query, in pixels of the layers' grid; the middle by default.
         net: Name, weights and accuracy of the net, for the titles.
+        run: A run of timm's train script, see :func:`training_blobs`.
 
     Returns:
         Figures by name: 'centers', 'attention', 'attention-7x7', 'average' and 'statistics'; for every named image,
-        'attention-NAME', 'overlay-NAME' and 'average-NAME'; of vector attention 'footprints' alone.
+        'attention-NAME', 'overlay-NAME' and 'average-NAME'; of a run 'training'; of vector attention 'footprints'
+        alone.
 
     Raises:
         ValueError: If the net has no attention that can be read, looks at content and there are no images, the query is
-            not on the grid, or two images have one name.
+            not on the grid, two images have one name, or the run is of another net.
     """
     if len({*names, f'{WINDOW}x{WINDOW}'}) <= len(names):
         raise ValueError(f'names={list(names)}: needs a name of its own for each image, none of them {WINDOW}x{WINDOW}')
@@ -122,4 +126,6 @@ def draw_figures(
         figures[f'attention-{name}'] = figure_query(single, query, picture=picture, net=net)
         figures[f'overlay-{name}'] = figure_query(single, query, picture=picture, over=True, net=net)
         figures[f'average-{name}'] = figure_average(single, picture=picture, net=net)
+    if run is not None:
+        figures['training'] = figure_training(training_blobs(model, run), grid, net)
     return figures
