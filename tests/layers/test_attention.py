@@ -119,7 +119,7 @@ def test_a_sharp_head_shifts_by_its_centre():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that an operator makes."""
+    """Elements of the largest tensor that an operator makes, as they lie in memory."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +127,8 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel] + [t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor)])
+        self.numel = max([self.numel] + [
+            t.untyped_storage().nbytes() // t.element_size() for t in tree_leaves(out) if isinstance(t, torch.Tensor)])
         return out
 
 

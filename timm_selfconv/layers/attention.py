@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32, select_parameter
+from .separable import axis_probs, gather, separable_attention
 
-__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'separable_attention']
+__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores']
 
 TERMS = ('content', 'content_position', 'key_bias', 'position')
 RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
@@ -54,28 +55,6 @@ def dense_scores(rows: torch.Tensor, cols: torch.Tensor, cross: Optional[torch.T
 
 @torch.fx.wrap
 @register_notrace_function
-def separable_attention(rows: torch.Tensor, cols: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Attend with scores ``rows + cols`` without ever forming them.
-
-    ``softmax(a[k1] + b[k2])`` over all keys is ``softmax(a)[k1] softmax(b)[k2]`` when the keys fill a grid, borders
-    included, so an H x W layer costs O(HW (H + W)) where the dense map costs O((HW)^2).
-
-    Args:
-        rows: Row scores, the same for all columns and images, shape (1, heads, H, 1, H), query before key.
-        cols: Column scores, shape (1, heads, 1, W, W).
-        x: Values, shape (B, H, W, C).
-
-    Returns:
-        What each head gathers, shape (B, H, W, heads, C).
-    """
-    row_probs = rows[0, :, :, 0].softmax(dim=-1).to(x.dtype)
-    col_probs = cols[0, :, 0].softmax(dim=-1).to(x.dtype)
-    gathered = torch.einsum('hik,bklc->bhilc', row_probs, x)
-    return torch.einsum('hjl,bhilc->bijhc', col_probs, gathered)
-
-
-@torch.fx.wrap
-@register_notrace_function
 def scaled_dot_product_attention(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -87,6 +66,11 @@ def scaled_dot_product_attention(
     if bias is not None:
         bias = bias.to(query.dtype)
     return F.scaled_dot_product_attention(query, key, value.to(query.dtype), attn_mask=bias, dropout_p=dropout_p)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether weight and bias say all about a module: no other class in its place, no hook that waits for its call."""
+    return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 class SelfAttention2d(nn.Module):
@@ -278,6 +262,15 @@ class SelfAttention2d(nn.Module):
         probs = self.scores(x, key).softmax(dim=-1)
         return probs.view(-1, self.num_heads, height, width, height, width).expand(batch, -1, -1, -1, -1, -1)
 
+    def _through_factors(self, x: torch.Tensor) -> torch.Tensor:
+        """Values gathered by the probabilities of rows and of columns, dropout aside."""
+        rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
+        row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
+        if not torch.jit.is_scripting():
+            if is_plain_linear(self.value):
+                return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
+        return self.value(gather(row_probs, col_probs, x).flatten(3))
+
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim)."""
         batch, height, width, dim = x.shape
@@ -289,9 +282,8 @@ class SelfAttention2d(nn.Module):
         drop = self.attn_drop.p if self.training else 0.
 
         if self.separable and fused and drop == 0.:
-            rows, cols, _ = self.encoding(None, height, width)
-            gathered = separable_attention(rows, cols, x)
-        elif self.has_key and fused:
+            return self.proj_drop(self.proj(self._through_factors(x)))
+        if self.has_key and fused:
             query, key, bias = self.query_key_bias(x, key)
             assert query is not None and key is not None
             value = x.reshape(batch, 1, height * width, dim).expand(-1, self.num_heads, -1, -1)

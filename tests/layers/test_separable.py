@@ -1,0 +1,132 @@
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from timm_selfconv.layers import SelfAttention2d, attend_in_groups, separable, separable_attention
+
+
+def inputs(heads=3, batch=3, height=3, width=4, channels=5, out_channels=2, dtype=torch.float64, seed=0):
+    """Probabilities, input, weight and bias that ask for gradients."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    tensors = (
+        normal(heads, height, height).softmax(-1), normal(heads, width, width).softmax(-1),
+        normal(batch, height, width, channels), normal(out_channels, heads * channels), normal(out_channels))
+    return [t.to(dtype).requires_grad_() for t in tensors]
+
+
+def by_the_map(rows, cols, x, weight, bias):
+    """Equation (1) with the whole map, a Kronecker product a head."""
+    maps = torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)])
+    gathered = torch.einsum('hqk,bkc->bqhc', maps, x.flatten(1, 2)).flatten(2)
+    return torch.nn.functional.linear(gathered, weight, bias).view(*x.shape[:3], len(weight))
+
+
+@pytest.fixture(params=['many images', 'one image', 'one head'])
+def budget(request, monkeypatch):
+    """Groups of every kind: an image takes 3 x 4 pixels x 2 to 5 channels x 8 bytes a head."""
+    monkeypatch.setattr(separable, 'CPU_BYTES', {'many images': 3500, 'one image': 1500, 'one head': 1}[request.param])
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2 ** 12))
+def test_groups_of_any_size_equal_the_map(heads, batch, height, width, budget):
+    tensors = inputs(heads, batch, height, width)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(separable, 'CPU_BYTES', budget)
+        torch.testing.assert_close(separable_attention(*tensors), by_the_map(*tensors))
+
+
+def test_first_and_second_derivatives(budget):
+    assert torch.autograd.gradcheck(separable_attention, inputs())
+    assert torch.autograd.gradgradcheck(separable_attention, inputs(2, 2, 2, 2, 2))
+
+
+@pytest.mark.parametrize('frozen', [(), (0,), (1,), (2,), (3,), (4,), (0, 1), (0, 1, 3, 4), (2, 3)])
+def test_gradients_are_those_of_the_map_whichever_are_wanted(frozen, budget):
+    tensors = inputs()
+    for i in frozen:
+        tensors[i].requires_grad_(False)
+    wanted = [t for t in tensors if t.requires_grad]
+    grad = torch.randn(3, 3, 4, 2, dtype=torch.float64)
+    found = torch.autograd.grad(separable_attention(*tensors), wanted, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(by_the_map(*tensors), wanted, grad))
+
+
+@pytest.mark.parametrize('dtype,tolerance', [(torch.float32, 1e-6), (torch.bfloat16, 0.01), (torch.float16, 2e-3)])
+@pytest.mark.parametrize('autocast', [False, True])
+def test_every_dtype_to_its_rounding(dtype, tolerance, autocast):
+    """Against float64 on the same numbers: the error relative to the largest is a few roundings."""
+    exact = inputs(9, 8, 6, 6, 40, 40)
+    tensors = [t.detach().to(torch.float32 if autocast or i < 2 else dtype).requires_grad_()
+               for i, t in enumerate(exact)]
+    with torch.autocast('cpu', dtype, enabled=autocast and dtype != torch.float32):
+        out = separable_attention(*tensors)
+    assert out.dtype == dtype
+    grad = torch.randn(out.shape, dtype=torch.float64)
+    expected = by_the_map(*exact)
+    gradients = torch.autograd.grad(out, tensors, grad.to(dtype))
+    for a, b, of in zip((out, *gradients), (expected, *torch.autograd.grad(expected, exact, grad)), (out, *tensors)):
+        assert a.dtype == of.dtype
+        assert (a - b).norm() < tolerance * b.norm()
+
+
+def test_float64_stays_float64_under_autocast():
+    with torch.autocast('cpu', torch.bfloat16):
+        assert separable_attention(*inputs()).dtype == torch.float64
+
+
+@pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
+def test_inputs_of_any_layout(layout, budget):
+    tensors = inputs()
+    tensors[2] = tensors[2].permute(0, 3, 1, 2).contiguous(memory_format=layout).permute(0, 2, 3, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(attend_in_groups(*tensors), by_the_map(*tensors))
+
+
+def saved_bytes(attn, x):
+    """What autograd keeps for the backward pass of a layer, parameters aside."""
+    kept = {}
+    own = {p.untyped_storage().data_ptr() for p in attn.parameters()}
+
+    def pack(t):
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = attn(x)
+    return sum(kept.values()), out
+
+
+def test_a_training_step_keeps_no_more_than_the_input():
+    attn = SelfAttention2d(16, 9)
+    x = torch.randn(16, 8, 8, 16, requires_grad=True)
+    kept, out = saved_bytes(attn, x)
+    assert kept < 2.5 * x.nbytes  # the input, the input of the projection, and the factors
+    attn.value.register_forward_hook(lambda module, args, out: None)  # who hooks the values sees them called
+    plain, expected = saved_bytes(attn, x)
+    assert plain > 18 * x.nbytes
+    torch.testing.assert_close(out, expected)
+
+
+def test_tracers_transforms_and_compilers_see_operators():
+    tensors = inputs()
+    expected = by_the_map(*tensors)
+    rows, cols, x, weight, bias = tensors
+    traced = torch.jit.trace(separable_attention, tuple(t.detach() for t in tensors))
+    torch.testing.assert_close(traced(*tensors), expected)
+    mapped = torch.func.vmap(lambda image: separable_attention(rows, cols, image[None], weight, bias)[0])(x)
+    torch.testing.assert_close(mapped, expected)
+    _, tangent = torch.func.jvp(lambda x: separable_attention(rows, cols, x, weight, None), (x,), (x,))
+    torch.testing.assert_close(tangent, by_the_map(rows, cols, x, weight, None))
+    with torch.autograd.forward_ad.dual_level():
+        dual = separable_attention(rows, cols, torch.autograd.forward_ad.make_dual(x, x), weight, bias)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
+    compiled = torch.compile(separable_attention, backend='eager', fullgraph=True)
+    torch.testing.assert_close(compiled(*tensors), expected)
+    graph = torch.fx.symbolic_trace(lambda r, c, x, w, b: separable_attention(r, c, x, w, b))
+    torch.testing.assert_close(graph(*tensors), expected)

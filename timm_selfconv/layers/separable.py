@@ -1,0 +1,249 @@
+"""Attention whose probabilities are a product over the two axes: near the speed of its own matrix products.
+
+With ``R_h`` over rows and ``C_h`` over columns a layer returns ``sum_h (R_h (x) C_h) x W_h``. Operator by operator that
+writes and reads (B, H, W, heads, C) several times, which takes as long as the products themselves. Here the batch is
+walked through in groups of images (or, of large ones, of heads) that stay in the cache:
+
+    V_h = x W_h            values, one head after the other   (H, W, images, channels)
+    U_h = R_h V_h          rows meet, side by side            (H, heads, W, images, channels)
+    y   = sum_h C_h U_h    columns meet, heads are summed     (H, W, images, channels)
+
+Images lie beside the channels, so that every product sees them as more of these and nothing is transposed in between.
+The backward pass is the same walk with transposed factors, and gathers again what the other gradients need.
+"""
+from math import prod
+from typing import Any, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from timm.layers import register_notrace_function
+
+__all__ = ['attend_in_groups', 'gather', 'separable_attention']
+
+# bytes of what the heads of a group hold: on a CPU a share of the cache, elsewhere of the memory
+CPU_BYTES = 4 * 2 ** 20
+DEVICE_BYTES = 2 ** 30
+
+
+@torch.fx.wrap
+@register_notrace_function
+def axis_probs(scores: torch.Tensor) -> torch.Tensor:
+    """Probabilities of keys along one axis, shape (heads, queries, keys).
+
+    A function, for who looks for whole maps in a graph looks for `softmax`.
+    """
+    return scores.softmax(dim=-1)
+
+
+@torch.fx.wrap
+@register_notrace_function
+def gather(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What each head gathers, ``(R_h (x) C_h) x``.
+
+    ``softmax(a[k1] + b[k2])`` over all keys is ``softmax(a)[k1] softmax(b)[k2]`` when the keys fill a grid, borders
+    included, so an H x W layer costs O(HW (H + W)) where the dense map costs O((HW)^2).
+
+    Args:
+        row_probs: Probabilities of key rows, shape (heads, H, H), query before key.
+        col_probs: Probabilities of key columns, shape (heads, W, W).
+        x: Input, shape (B, H, W, C).
+
+    Returns:
+        Shape (B, H, W, heads, C), of x's dtype.
+    """
+    gathered = torch.einsum('hik,bklc->bhilc', row_probs.to(x.dtype), x)
+    return torch.einsum('hjl,bhilc->bijhc', col_probs.to(x.dtype), gathered)
+
+
+def plain_attention(
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """:func:`separable_attention` operator by operator."""
+    return F.linear(gather(row_probs, col_probs, x).flatten(3), weight, bias)
+
+
+def group_size(x: torch.Tensor, heads: int, channels: int) -> Tuple[int, int]:
+    """How many images, and how many of their heads, make a group; x as it comes, channels the most a pixel takes."""
+    budget = CPU_BYTES if x.device.type == 'cpu' else DEVICE_BYTES
+    fit = max(1, budget // max(1, x.shape[1] * x.shape[2] * channels * x.element_size()))
+    return max(1, min(fit // heads, x.shape[0])), min(fit, heads)
+
+
+def images_inside(x: torch.Tensor) -> torch.Tensor:
+    """Images beside channels: (B, H, W, C) to (H W, B C)."""
+    return x.permute(1, 2, 0, 3).reshape(x.shape[1] * x.shape[2], x.shape[0] * x.shape[3]).contiguous()
+
+
+def attend_in_groups(
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """The forward pass of :func:`separable_attention`, which autograd sees nothing of."""
+    heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
+    channels, out_channels = x.shape[3], weight.shape[0]
+    images, step = group_size(x, heads, out_channels)
+    rows, cols = row_probs.to(x.dtype), col_probs.to(x.dtype).transpose(0, 1)
+    values = weight.unflatten(1, (heads, channels)).permute(1, 2, 0)
+
+    out = x.new_empty(x.shape[0], height, width, out_channels)
+    numel = height * width * images * out_channels
+    value_buffer, row_buffer, sum_buffer = x.new_empty(numel), x.new_empty(step * numel), x.new_empty(numel)
+    for first in range(0, x.shape[0], images):
+        group = x[first:first + images]
+        n = group.shape[0] * out_channels
+        pixels = images_inside(group).view(-1, channels)
+        value = value_buffer[:height * width * n].view(len(pixels), out_channels)
+        total = sum_buffer[:height * width * n].view(height, width, n)
+        for head in range(0, heads, step):
+            some = min(step, heads - head)
+            met = row_buffer[:some * height * width * n].view(height, some, width * n)
+            for i in range(some):
+                torch.mm(pixels, values[head + i], out=value)
+                torch.mm(rows[head + i], value.view(height, -1), out=met[:, i])
+            factor = cols[:, head:head + some].reshape(width, some * width).expand(height, -1, -1)
+            torch.baddbmm(total, factor, met.view(height, some * width, n), beta=int(head > 0), out=total)
+        total = total.view(height, width, -1, out_channels).permute(2, 0, 1, 3)
+        if bias is None:
+            out[first:first + images] = total
+        else:
+            torch.add(total, bias, out=out[first:first + images])
+    return out
+
+
+def backward_in_groups(
+        grad: torch.Tensor,
+        needs: Tuple[bool, ...],
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """Gradients of :func:`attend_in_groups` with respect to its first four arguments, None where not needed.
+
+    Sums over groups are kept in float32 at least.
+
+    Args:
+        grad: Gradient of the result, shape (B, H, W, out_channels).
+        needs: Which of the four are needed.
+        row_probs: The first argument; the others follow.
+        col_probs: The second.
+        x: The third.
+        weight: The fourth.
+    """
+    heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
+    channels, out_channels = x.shape[3], weight.shape[0]
+    images, step = group_size(x, heads, channels)
+    rows, cols = row_probs.to(x.dtype), col_probs.to(x.dtype)
+    values = weight.unflatten(1, (heads, channels)).transpose(0, 1)
+
+    sums = torch.promote_types(x.dtype, torch.float32)
+    grad_rows, grad_cols = torch.zeros_like(rows, dtype=sums), torch.zeros_like(cols, dtype=sums)
+    grad_values = torch.zeros(out_channels, heads, channels, device=x.device, dtype=sums if needs[3] else x.dtype)
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    numel = height * width * images * channels
+    head_buffer, sum_buffer = x.new_empty(numel), x.new_empty(numel)
+    row_buffer, col_buffer = x.new_empty(step * numel), x.new_empty(step * numel)
+    weight_buffer = x.new_empty(out_channels, channels)
+    for first in range(0, x.shape[0], images):
+        group, grad_group = x[first:first + images], images_inside(grad[first:first + images]).view(-1, out_channels)
+        n = group.shape[0] * channels
+        pixels = images_inside(group).view(height, width, n)
+        one_head = head_buffer[:pixels.numel()].view(height, width * n)
+        total = sum_buffer[:pixels.numel()].view(height, width, n)
+        for head in range(0, heads, step):
+            some = min(step, heads - head)
+            shape = (height, some * width, n)
+            # columns have met: of the input, and with `by_row` rows of what comes back
+            by_col = col_buffer[:prod(shape)].view(shape)
+            by_row = row_buffer[:prod(shape)].view(shape)
+            factor = cols[head:head + some].reshape(some * width, width)
+            torch.bmm(factor.expand(height, -1, -1), pixels, out=by_col)
+            for i in range(some):
+                met, back = (b.view(height, some, width * n)[:, i] for b in (by_col, by_row))
+                row = rows[head + i]
+                torch.mm(grad_group, values[head + i], out=one_head.view(-1, channels))
+                if needs[0]:
+                    grad_rows[head + i] += one_head @ met.T
+                torch.mm(row.T, one_head, out=back)
+                if needs[3]:
+                    torch.mm(row, met, out=one_head)
+                    torch.mm(grad_group.T, one_head.view(-1, channels), out=weight_buffer)
+                    grad_values[:, head + i] += weight_buffer
+            if needs[1]:
+                grad_col = (by_row @ pixels.transpose(1, 2)).sum(0, dtype=sums)
+                grad_cols[head:head + some] += grad_col.view(some, width, width)
+            torch.baddbmm(total, factor.T.expand(height, -1, -1), by_row, beta=int(head > 0), out=total)
+        grad_x[first:first + images] = total.view(height, width, -1, channels).permute(2, 0, 1, 3)
+    return (
+        grad_rows.to(row_probs.dtype) if needs[0] else None,
+        grad_cols.to(col_probs.dtype) if needs[1] else None,
+        grad_x if needs[2] else None,
+        grad_values.flatten(1).to(weight.dtype) if needs[3] else None,
+    )
+
+
+class SeparableAttention(torch.autograd.Function):
+    """:func:`separable_attention` in groups; it keeps its arguments alone for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> torch.Tensor:
+        ctx.save_for_backward(*args)
+        return attend_in_groups(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad, = grads
+        if torch.is_grad_enabled():  # who differentiates once more needs a graph of this
+            wanted = [t for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad) if needed]
+            found = iter(torch.autograd.grad(plain_attention(*ctx.saved_tensors), wanted, grad, create_graph=True))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        grad_bias = grad.sum((0, 1, 2)) if ctx.needs_input_grad[4] else None
+        return *backward_in_groups(grad, ctx.needs_input_grad, *ctx.saved_tensors[:4]), grad_bias
+
+
+def must_be_plain(x: torch.Tensor) -> bool:
+    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform."""
+    return (
+        torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy))
+
+
+@torch.fx.wrap
+@register_notrace_function
+def separable_attention(
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """Attend with the product of row and column probabilities: ``sum_h (R_h (x) C_h) x W_h + bias``.
+
+    Neither an (H W) x (H W) map nor what all heads gather is ever held. Under autocast it computes in autocast's dtype,
+    as a linear map does. Tracers, compilers and functional transforms see it operator by operator.
+
+    Args:
+        row_probs: Probabilities of key rows, the same for all columns and images, shape (heads, H, H), query before
+            key.
+        col_probs: Probabilities of key columns, shape (heads, W, W).
+        x: Input, shape (B, H, W, C).
+        weight: Value weights of all heads, shape (out_channels, heads C).
+        bias: Shape (out_channels,), or None.
+
+    Returns:
+        Shape (B, H, W, out_channels).
+    """
+    if must_be_plain(x):
+        return plain_attention(row_probs, col_probs, x, weight, bias)
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return SeparableAttention.apply(row_probs, col_probs, x, weight, bias)
