@@ -1,32 +1,29 @@
 """Weights: where they are, how they are saved, and the model cards that stand beside them."""
+import hashlib
 import re
+import tempfile
 from pathlib import Path
-from typing import Dict, List, Optional, Union
+from typing import Dict, List, Optional, Sequence, Union
 
 import huggingface_hub
 import safetensors.torch
 import timm.models
 import torch
 import torch.nn as nn
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.hf_api import RepoFile
 from safetensors import SafetensorError
+from timm.data import resolve_data_config
 
-from timm_selfconv.files import new_folder, replace_folder, write_new
-from timm_selfconv.models import WEIGHTS_DIR
+from timm_selfconv.files import new_folder, replace_file, replace_folder, sha256, write_new
+from timm_selfconv.models._weights import REVISION, checksums, weights_path
 
 __all__ = [
-    'card_facts', 'card_path', 'default_weights', 'load_shards', 'measured_accuracy', 'model_card', 'save_folder',
-    'save_shards', 'save_weights', 'shipped_names', 'weights_path',
+    'card_facts', 'card_path', 'collect', 'default_weights', 'differing_files', 'load_shards', 'measured_accuracy',
+    'model_card', 'publish', 'record_checksum', 'save_folder', 'save_shards', 'save_weights', 'shipped_names',
+    'weights_path',
 ]
-
-
-def weights_path(name: str) -> Path:
-    """Where weights lie if they ship with the package.
-
-    Args:
-        name: Registered name of a net, for its weights from scratch (tag ``cifar10``), or ``name.tag`` for others.
-    """
-    return WEIGHTS_DIR / f"{name.removesuffix('.cifar10')}.safetensors"
 
 
 def card_path(name: str) -> Path:
@@ -35,8 +32,17 @@ def card_path(name: str) -> Path:
 
 
 def shipped_names() -> List[str]:
-    """Names of all weights that ship, as :func:`weights_path` takes them."""
-    return sorted(path.stem for path in WEIGHTS_DIR.glob('*.safetensors'))
+    """Names of all weights of this version, in the package or on the Hub, as :func:`weights_path` takes them."""
+    return sorted(checksums())
+
+
+def record_checksum(path: Path) -> None:
+    """Enter a weight file in the ``SHA256SUMS`` beside it, which ``sha256sum -c`` reads."""
+    sums = path.with_name('SHA256SUMS')
+    lines = sums.read_text().splitlines() if sums.is_file() else []
+    others = [line for line in lines if line.split()[1] != path.name]
+    text = '\n'.join(sorted([*others, f'{sha256(path)}  {path.name}'], key=lambda line: line.split()[1]))
+    replace_file(sums, lambda file: file.write_text(f'{text}\n'))
 
 
 def default_weights(name: str) -> str:
@@ -209,3 +215,89 @@ import timm_selfconv  # registers the model
 model = timm.create_model('{name}', pretrained=True).eval()
 ```
 """
+
+
+def differing_files(folder: Path, repo_id: str) -> List[str]:
+    """Names of a folder's files that a repository on the Hub does not have with the same content."""
+    try:
+        tree = HfApi().list_repo_tree(repo_id, recursive=True)
+        there = {file.path: file for file in tree if isinstance(file, RepoFile)}
+    except RepositoryNotFoundError:
+        there = {}
+    names = []
+    for path in sorted(path for path in folder.rglob('*') if path.is_file()):
+        name, content = path.relative_to(folder).as_posix(), path.read_bytes()
+        remote = there.get(name)
+        if remote is None:
+            names.append(name)
+        elif remote.lfs is not None:
+            names.extend([name] if remote.lfs.sha256 != hashlib.sha256(content).hexdigest() else [])
+        elif remote.blob_id != hashlib.sha1(b'blob %d\0' % len(content) + content).hexdigest():
+            names.append(name)
+    return names
+
+
+def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> List[str]:
+    """Bring a repository on the Hub to what a folder holds: one commit of what differs, tagged with the version.
+
+    Whoever was interrupted calls it again; what has arrived is not sent twice.
+
+    Args:
+        folder: A net's page: ``model.safetensors``, ``config.json``, ``README.md`` and what else belongs to it.
+        repo_id: Where to, 'owner/name'; made if need be.
+        private: Whether only its owner can see a repository that is made.
+
+    Returns:
+        Names of the files that were sent.
+
+    Raises:
+        OSError: If what can be downloaded afterwards is not what was sent, or gives other logits.
+    """
+    api, folder = HfApi(), Path(folder)
+    names = differing_files(folder, repo_id)
+    if names:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        api.create_commit(
+            repo_id, [CommitOperationAdd(name, folder / name) for name in names],
+            commit_message=f'timm_selfconv {REVISION}')
+    refs = api.list_repo_refs(repo_id)
+    tagged = {ref.name: ref.target_commit for ref in refs.tags}.get(REVISION)
+    if tagged != next(ref.target_commit for ref in refs.branches if ref.name == 'main'):
+        if tagged is not None:
+            api.delete_tag(repo_id, tag=REVISION)
+        api.create_tag(repo_id, tag=REVISION)
+    if names:
+        check_published(folder, repo_id)
+    return names
+
+
+def check_published(folder: Path, repo_id: str) -> None:
+    """Download a repository into an empty cache and compare it with the folder, bytes and logits."""
+    with tempfile.TemporaryDirectory() as cache:
+        for path in folder.rglob('*'):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and path.read_bytes() != Path(hf_hub_download(
+                    repo_id, name, revision=REVISION, cache_dir=cache)).read_bytes():
+                raise OSError(f'{repo_id}: {name} on the Hub differs from what was sent')
+        sources = (f'hf-hub:{repo_id}@{REVISION}', f'local-dir:{folder}')
+        there, here = (timm.create_model(source, pretrained=True, cache_dir=cache).eval() for source in sources)
+        image = torch.randn(1, *resolve_data_config({}, model=here)['input_size'])
+        with torch.inference_mode():
+            same = torch.equal(there(image), here(image))
+        if not same:
+            raise OSError(f'{repo_id}: the net on the Hub gives other logits than the one that was sent')
+
+
+def collect(names: Sequence[str], owner: str) -> str:
+    """Put nets of an owner into one collection on the Hub, made if need be.
+
+    Returns:
+        The collection's address.
+    """
+    api = HfApi()
+    collection = api.create_collection('timm_selfconv', namespace=owner, exists_ok=True)
+    there = {item.item_id for item in collection.items}
+    for name in names:
+        if f'{owner}/{name}' not in there:
+            api.add_collection_item(collection.slug, f'{owner}/{name}', 'model', exists_ok=True)
+    return collection.url

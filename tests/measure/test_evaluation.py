@@ -9,7 +9,7 @@ from PIL import Image
 from timm_selfconv import hub
 from timm_selfconv.data import classify, open_images
 from timm_selfconv.measure.evaluation import evaluate
-from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
+from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, WEIGHTS_DIR
 
 CIFAR10 = os.environ.get('CIFAR10', '')
 
@@ -92,7 +92,7 @@ def test_half_a_picture_is_none(tmp_path):
 
 
 @pytest.mark.skipif(not CIFAR10, reason='CIFAR10 names no folder with the dataset in the Hub\'s parquet layout')
-@pytest.mark.parametrize('name', [p.stem for p in sorted(hub.WEIGHTS_DIR.glob('*.safetensors'))])
+@pytest.mark.parametrize('name', [p.stem for p in sorted(WEIGHTS_DIR.glob('*.safetensors'))])
 def test_shipped_nets_reach_the_accuracy_of_their_cards(name):
     """On the first 1,000 images, to four standard deviations of a binomial of 1,000."""
     card = hub.measured_accuracy(name)

@@ -9,6 +9,7 @@ from timm_selfconv.measure.published import PAPER, PUBLISHED, REPORT
 from timm_selfconv.measure.tables import (
     format_results, format_tables, format_zoo, paper_tables, results_rows, zoo_names, zoo_rows,
 )
+from timm_selfconv.models import _weights
 
 REPO = Path(__file__).resolve().parent.parent.parent
 
@@ -96,11 +97,12 @@ def test_results_say_how_every_shipped_net_came_about():
 
 
 def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, 'WEIGHTS_DIR', tmp_path)
+    monkeypatch.setattr(_weights, 'WEIGHTS_DIR', tmp_path)
     tagged = 'sa_learned_cifar.from_quadratic_cifar10'
     facts = {'recipe': 'recipes/tiny.yaml', 'initialised from': 'sa_quadratic_cifar', 'epochs': '3'}
     for name, accuracy, card in ((tagged, 0.92, facts), ('sa_quadratic_cifar', 0.94, {'epochs': '4'})):
         hub.weights_path(name).touch()
+        hub.record_checksum(hub.weights_path(name))
         hub.card_path(name).write_text(hub.model_card(name, accuracy, 10000, card))
     assert hub.default_weights('sa_learned_cifar') == tagged
     rows = {row['name']: row for row in results_rows()}
@@ -114,5 +116,6 @@ def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_
     assert '0.9200*' in text and '0.9400 ' in text and '* not from scratch' in text
     assert '0.9200*' in format_zoo(zoo_rows())
     hub.weights_path('sa_learned_cifar').touch()
+    hub.record_checksum(hub.weights_path('sa_learned_cifar'))
     assert hub.default_weights('sa_learned_cifar') == 'sa_learned_cifar'
     assert hub.weights_path('sa_learned_cifar.cifar10') == hub.weights_path('sa_learned_cifar')

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from timm.models import generate_default_cfgs
 
 from timm_selfconv import hub
-from timm_selfconv.models import _cfg, zoo_names
+from timm_selfconv.models import _cfg, _weights, zoo_names
 
 
 @pytest.mark.parametrize('name', zoo_names())
@@ -30,13 +30,16 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
 
 def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
     """As timm has it: where no tag is named, the first that has weights."""
-    monkeypatch.setattr(_cfg, 'WEIGHTS_DIR', tmp_path)
+    monkeypatch.setattr(_weights, 'WEIGHTS_DIR', tmp_path)
     for stem in ('net', 'net.included', 'network', 'other.longer'):
         save_file({'weight': torch.zeros(1)}, tmp_path / f'{stem}.safetensors')
+        hub.record_checksum(tmp_path / f'{stem}.safetensors')
+    (tmp_path / 'net.included.safetensors').unlink()  # it may lie on the Hub alone
     cfgs = generate_default_cfgs(_cfg.cifar_cfgs('net', 'other', classifier='head.fc'))
     assert [list(cfgs[name].tags) for name in ('net', 'other')] == [['cifar10', 'included'], ['longer', 'cifar10']]
     assert [cfg.file for cfg in cfgs['net'].cfgs.values()] == [
-        str(tmp_path / 'net.safetensors'), str(tmp_path / 'net.included.safetensors')]
+        str(tmp_path / 'net.safetensors'), None]
+    assert cfgs['net'].cfgs['included'].hf_hub_id == _weights.hub_id('net.included')
     assert cfgs['other'].cfgs['cifar10'].file is None and cfgs['other'].default.classifier == 'head.fc'
 
 

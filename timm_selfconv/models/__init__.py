@@ -4,9 +4,11 @@
 - san: ``san_*``, vector attention over a footprint, plain and hierarchical.
 - resvit: ``resvit_*``, vision transformers on a ResNet's first stage, plain and hierarchical.
 - resnet_cifar: ``resnet*_cifar``, the convolutional baselines.
-- _base: the skeleton that they share. _cfg: their configurations and weights. _released: the papers' checkpoints.
+- _base: the skeleton that they share. _cfg: their configurations. _weights: where their weights come from. _released:
+  the papers' checkpoints.
 """
-from ._cfg import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, WEIGHTS_DIR, zoo_names
+from ._cfg import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, zoo_names
+from ._weights import WEIGHTS_DIR
 from .resnet_cifar import ResNetCifar
 from .resvit import ResVit
 from .san import SAN

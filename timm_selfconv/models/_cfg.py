@@ -1,29 +1,37 @@
-"""Configurations of the zoo: CIFAR-10, the weights that ship, and how a net is built from them."""
-from pathlib import Path
-from typing import Any, Dict, List, Type, TypeVar
+"""Configurations of the zoo: CIFAR-10, the weights of each net, and how a net is built from them."""
+from typing import Any, Dict, List, Optional, Type, TypeVar
 
 import timm
 import torch.nn as nn
-from timm.models import build_model_with_cfg
+from timm.models import PretrainedCfg, build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
-__all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'WEIGHTS_DIR', 'build_net', 'cifar_cfgs', 'zoo_names']
+from ._weights import WEIGHTS_FILE, checksums, hub_id, locate_weights, weights_path
+
+__all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
 
 CIFAR10_CLASSES = ('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck')
 # of the 50,000 training images
 CIFAR10_MEAN = (0.49139968, 0.48215841, 0.44653091)
 CIFAR10_STD = (0.24703223, 0.24348513, 0.26158784)
 
-WEIGHTS_DIR = Path(__file__).resolve().parent.parent / 'weights'
-
 ModelT = TypeVar('ModelT', bound=nn.Module)
+
+
+def weights_source(entry: str) -> Dict[str, Any]:
+    """What timm's configurations say of weights: nothing where there are none, a file where they ship."""
+    if entry not in checksums():
+        return {}
+    file = weights_path(entry)
+    return dict(file=str(file) if file.is_file() else None, hf_hub_id=hub_id(entry), hf_hub_filename=WEIGHTS_FILE)
 
 
 def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
     """Pretrained configurations of CIFAR-10 nets, for timm's ``generate_default_cfgs``.
 
-    Every net has the tag ``cifar10``, whose weights are ``weights/{name}.safetensors`` if that file ships. A file
-    ``weights/{name}.{tag}.safetensors`` is one more tag of the net. Who names no tag gets the first that has weights.
+    Every net has the tag ``cifar10``; its weights are ``{name}`` in ``weights/SHA256SUMS``, if it has some. An entry
+    ``{name}.{tag}`` there is one more tag of the net. Who names no tag gets the first that has weights. The file
+    may lie in the package or on the Hub.
 
     Args:
         *names: Names of the nets.
@@ -32,26 +40,35 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
     Returns:
         A configuration for each ``name.tag``.
     """
-    files = {f'{name}.cifar10': WEIGHTS_DIR / f'{name}.safetensors' for name in names}
-    files.update((path.stem, path) for name in names for path in sorted(WEIGHTS_DIR.glob(f'{name}.*.safetensors')))
+    weights = {f'{name}.cifar10': name for name in names}
+    weights.update((entry, entry) for entry in checksums() if entry.partition('.')[0] in names and '.' in entry)
     return {
         key: {
-            'file': str(file) if file.is_file() else None,
+            **weights_source(entry),
             'num_classes': 10, 'input_size': (3, 32, 32),
             'crop_pct': 1.0, 'interpolation': 'bicubic',
             'mean': CIFAR10_MEAN, 'std': CIFAR10_STD,
             'label_names': CIFAR10_CLASSES, 'license': 'apache-2.0',
             **cfg,
         }
-        for key, file in files.items()
+        for key, entry in weights.items()
     }
+
+
+def own_weights(cfg: PretrainedCfg) -> Optional[str]:
+    """The entry of ``weights/SHA256SUMS`` that a configuration means; None if it means weights from elsewhere."""
+    name = f'{cfg.architecture}' if cfg.tag == 'cifar10' else f'{cfg.architecture}.{cfg.tag}'
+    ours = (
+        not cfg.state_dict and cfg.source in (None, '', 'timm') and cfg.file in (None, str(weights_path(name)))
+        and cfg.hf_hub_id == hub_id(name))
+    return name if ours else None
 
 
 def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs: Any) -> ModelT:
     """timm's builder, which also says what to do about a net that has no weights yet.
 
     Raises:
-        RuntimeError: If pretrained weights are asked for and none are known.
+        RuntimeError: If pretrained weights are asked for and none are known, or those that are known can't be had.
     """
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
@@ -60,6 +77,10 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
                 f'{variant} has no trained weights yet. Train it (recipes/README.md says how), give weights of '
                 f"your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
                 "timm.list_models('*_cifar', pretrained=True)")
+        own = own_weights(cfg)
+        if own is not None:
+            overlay = dict(kwargs.get('pretrained_cfg_overlay') or {}, file=str(locate_weights(own)))
+            kwargs['pretrained_cfg_overlay'] = overlay
     return build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
 
 

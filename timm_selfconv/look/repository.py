@@ -1,0 +1,71 @@
+"""A net's page on the Hub: its weights, configuration and card, its figures and its explorer."""
+import shutil
+from pathlib import Path
+from typing import Mapping, Sequence, Union
+
+import timm
+import torch
+from PIL import Image
+from timm.models import save_for_hf
+
+from timm_selfconv.data import preprocess
+from timm_selfconv.hub import card_path, weights_path
+from timm_selfconv.models._weights import OWNER, WEIGHTS_FILE, hub_id
+from .explorer import explorer_page
+from .figures import draw_figures, save_figure
+
+__all__ = ['write_repository']
+
+CITATION = """
+## Citation
+
+```bibtex
+@inproceedings{cordonnier2020relationship,
+  title     = {On the Relationship between Self-Attention and Convolutional Layers},
+  author    = {Cordonnier, Jean-Baptiste and Loukas, Andreas and Jaggi, Martin},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2020}
+}
+```
+"""
+
+
+def write_repository(
+        name: str,
+        folder: Union[str, Path],
+        pictures: Mapping[str, Image.Image],
+        relatives: Sequence[str] = (),
+) -> None:
+    """Write all that a net's repository on the Hub holds.
+
+    Args:
+        name: A net whose weights ship.
+        folder: An empty folder, or one to be made.
+        pictures: What the explorer shows, by name.
+        relatives: Other nets to link to.
+    """
+    folder = Path(folder)
+    model = timm.create_model(name, pretrained=True).eval()
+    repository, _ = hub_id(name).split('@')
+    save_for_hf(
+        model, str(folder), safe_serialization=True, model_config=dict(pretrained_cfg=dict(hf_hub_id=repository)))
+    shutil.copyfile(weights_path(name), folder / WEIGHTS_FILE)  # the shipped bytes, float16
+    shown = ''
+    with torch.inference_mode():
+        images = preprocess(model, list(pictures.values()))
+        try:
+            figures = draw_figures(model, images, list(pictures))
+            page = explorer_page({name: model}, pictures)
+        except ValueError:  # a convolutional net has no attention to draw
+            figures, page = {}, None
+    for title, figure in figures.items():
+        save_figure(figure, folder / 'figures' / f'{title}.png')
+        shown += f'![{title}](figures/{title}.png)\n\n'
+    if page is not None:
+        (folder / 'explorer.html').write_bytes(page if isinstance(page, bytes) else page.encode())
+        shown += '`explorer.html` shows where every pixel looks: download it and open it in a browser.\n'
+    links = '\n'.join(f'- [{other}](https://huggingface.co/{OWNER}/{other})' for other in relatives)
+    card = card_path(name).read_text()
+    (folder / 'README.md').write_text('\n'.join(part for part in (
+        card, f'## What it sees\n\n{shown}' if shown else '', f'## Relatives\n\n{links}\n' if links else '', CITATION,
+    ) if part))
