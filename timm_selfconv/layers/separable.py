@@ -86,7 +86,7 @@ def attend_in_groups(
         weight: torch.Tensor,
         bias: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """The forward pass of :func:`separable_attention`, which autograd sees nothing of."""
+    """Attend with row and column probabilities group by group, out of autograd's sight; see `separable_attention`."""
     heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
     channels, out_channels = x.shape[3], weight.shape[0]
     images, step = group_size(x, heads, out_channels)
