@@ -1,14 +1,21 @@
 """Datasets and pictures: from a name, a folder or a file to what a net takes, and back to what the eye takes."""
+import math
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from PIL import Image
 from timm.data import ImageDataset, create_dataset, create_transform, resolve_data_config
+from tqdm import trange
 
-__all__ = ['class_names', 'classify', 'open_dataset', 'open_images', 'preprocess', 'to_picture']
+__all__ = [
+    'at_size', 'class_names', 'classify', 'load_images', 'open_dataset', 'open_images', 'padded_crop', 'preprocess',
+    'random_resized_crop', 'to_picture']
 
+Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
 SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
 
 
@@ -88,3 +95,66 @@ def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str,
     best = probs.max(dim=-1)
     names = class_names(model, probs.shape[1])
     return [(names[int(i)], float(p)) for p, i in zip(best.values, best.indices)]
+
+
+def load_images(data: str, split: str, input_key: str, target_key: str, device: torch.device) -> Images:
+    """A whole split on the device.
+
+    Raises:
+        ValueError: If there is no such dataset, or its images are not of one size.
+    """
+    try:
+        dataset = open_dataset(data, split, None, input_key, target_key)
+        rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False))
+        pixels, labels = zip(*((np.asarray(image), label) for image, label in rows))
+    except (KeyError, TypeError) as e:  # what the datasets library makes of a missing column
+        raise ValueError(f'data={data!r}: needs the columns input_key={input_key!r}, target_key={target_key!r}') from e
+    shapes = {image.shape for image in pixels}
+    if len(shapes) > 1:
+        raise ValueError(f'data={data!r}: needs images of one size, has {sorted(shapes)[:3]}')
+    images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+    return images.contiguous().to(device), torch.tensor(labels, device=device)
+
+
+def padded_crop(x: torch.Tensor, padding: int) -> torch.Tensor:
+    """Crop each image, shape (B, C, H, W), at a place of its own out of itself with a black margin, in pixels."""
+    batch, channels, height, width = x.shape
+    x = F.pad(x, (padding,) * 4)
+    top, left = torch.randint(2 * padding + 1, (2, batch, 1), device=x.device)
+    rows = top + torch.arange(height, device=x.device)
+    cols = left + torch.arange(width, device=x.device)
+    b, c = torch.arange(batch, device=x.device), torch.arange(channels, device=x.device)
+    return x[b[:, None, None, None], c[:, None, None], rows[:, None, :, None], cols[:, None, None, :]]
+
+
+def random_resized_crop(
+        x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], interpolation: str) -> torch.Tensor:
+    """Zoom a window of each image to the whole, as timm's RandomResizedCropAndInterpolation.
+
+    Args:
+        x: Images, floating point, shape (B, C, H, W).
+        scale: Smallest and largest part of the image's area.
+        ratio: Smallest and largest width divided by height.
+        interpolation: 'bilinear' or 'bicubic'.
+    """
+    batch, _, height, width = x.shape
+    draws = torch.rand(2, 10, batch, device=x.device)  # like timm: the first of ten that fits
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
+    aspect = torch.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[1])
+    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+    first = ((w <= width) & (h <= height)).int().argmax(0, keepdim=True)
+    w, h = w.gather(0, first)[0].clamp(1, width), h.gather(0, first)[0].clamp(1, height)
+    corner = torch.rand(2, batch, device=x.device)
+    top, left = (corner[0] * (height - h + 1)).floor(), (corner[1] * (width - w + 1)).floor()
+    theta = x.new_zeros(batch, 2, 3)  # output to input coordinates, both from -1 to 1
+    theta[:, 0, 0], theta[:, 0, 2] = w / width, (2 * left + w) / width - 1
+    theta[:, 1, 1], theta[:, 1, 2] = h / height, (2 * top + h) / height - 1
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode=interpolation, padding_mode='border', align_corners=False)
+
+
+def at_size(x: torch.Tensor, size: Optional[int]) -> torch.Tensor:
+    """Images, shape (B, C, H, W), resized to a side in pixels, if one is given that they don't have."""
+    if size is not None and size != x.shape[-1]:
+        x = F.interpolate(x, (size, size), mode='bilinear', antialias=True)
+    return x.contiguous(memory_format=torch.channels_last)
