@@ -4,8 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from timm.layers import set_fused_attn
+
+import timm_selfconv  # noqa: F401  registers the nets
 
 
 @pytest.fixture(scope='session')
@@ -38,6 +41,23 @@ def timm_tests():
 def images():
     """Noise of any shape, always the same."""
     return lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope='session')
+def small_net():
+    """Makes nets of the zoo, by name, too narrow and shallow to take time."""
+    def create(name, **kwargs):
+        if name.startswith('san_'):
+            small = dict(channels=(32,) * 4)
+        elif name.startswith('resnet'):
+            small = dict(channels=(8,) * 4)
+        else:
+            small = dict(embed_dim=16, mlp_dim=24, depth=3, num_heads=2)
+        if name.startswith('resvit_'):
+            small['stem_dim'] = 4
+        return timm.create_model(name, **dict(small, **kwargs))
+
+    return create
 
 
 @pytest.fixture(scope='session')

@@ -138,6 +138,6 @@ def test_other_head_counts_are_refused_by_name(released, tmp_path):
     name, kwargs, state_dict, _, _ = released
     file = tmp_path / 'best.pth'
     torch.save(state_dict, file)
-    with pytest.raises(ValueError, match=r'num_heads=\(2, 2\).*\(2, 3\) heads a layer'):
+    with pytest.raises(ValueError, match=r'num_heads=\(2, 2\).*\(2, 3\) heads per layer'):
         timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay=dict(file=str(file)), **dict(kwargs, num_heads=2))

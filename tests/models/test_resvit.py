@@ -1,4 +1,3 @@
-import re
 
 import pytest
 import timm
@@ -65,34 +64,6 @@ def test_eval_is_deterministic(images):
     torch.testing.assert_close(model(images(2, 3, 32, 32)), model(images(2, 3, 32, 32)), rtol=0, atol=0)
 
 
-def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(images):
-    model = timm.create_model('resvit_hier_cifar', **SMALL).double().eval()
-    deep = timm.create_model('resvit_cifar', **SMALL).double().eval()
-    state = model.state_dict()
-    deep.load_state_dict({name: state[re.sub(r'blocks\.\d', 'blocks.0', name)] for name in deep.state_dict()})
-    first = {}
-    hooks = [
-        block.attn.key.register_forward_hook(lambda layer, args, keys: first.setdefault('keys', keys))
-        for block in deep.blocks]
-    x = images(2, 3, 32, 32).double()
-    torch.testing.assert_close(model(x), deep(x))
-    for hook in hooks:
-        hook.remove()
-    assert not torch.allclose(model(x), deep(x))
-
-
-def test_depth_of_a_hierarchical_net_costs_nothing(images):
-    shallow, deep = (timm.create_model('resvit_hier_cifar', **dict(SMALL, depth=n)).eval() for n in (2, 5))
-    deep.load_state_dict(shallow.state_dict())
-    x = images(1, 3, 32, 32)
-    features = deep.forward_intermediates(x, intermediates_only=True)
-    assert len(features) == len(deep.feature_info) == 5
-    torch.testing.assert_close(shallow.forward_intermediates(x, intermediates_only=True)[1], features[1])
-    assert not torch.allclose(features[1], features[4])
-    assert deep.prune_intermediate_layers([1]) == [1]
-    torch.testing.assert_close(deep.forward_intermediates(x, 1, intermediates_only=True)[0], features[1])
-
-
 @pytest.mark.parametrize('name', PARAMETERS)
 def test_another_image_size_resamples_the_positions(name, images):
     model = timm.create_model(name, **SMALL).eval()
@@ -118,23 +89,6 @@ def test_resampled_positions_carry_their_place():
     torch.testing.assert_close(rows[8:-8, 3, 5], torch.arange(32.)[8:-8] / 2 - 0.25)
 
 
-@pytest.mark.parametrize('shape,match', [
-    ((1, 3, 33, 32), 'multiples of 2'), ((1, 1, 32, 32), r'\(batch, 3, height, width\)'), ((3, 32, 32), 'batch'),
-])
-def test_images_that_do_not_fit_are_named(shape, match):
-    with pytest.raises(ValueError, match=match):
-        timm.create_model('resvit_cifar', **SMALL)(torch.zeros(shape))
-
-
-@pytest.mark.parametrize('kwargs,match', [
-    (dict(img_size=33), 'img_size=33'), (dict(depth=0), 'depth=0'), (dict(num_heads=2.5), 'num_heads=2.5'),
-    (dict(embed_dim=-4), 'embed_dim=-4'), (dict(in_chans=0), 'in_chans=0'),
-])
-def test_arguments_that_make_no_sense_are_named(kwargs, match):
-    with pytest.raises(ValueError, match=match):
-        timm.create_model('resvit_cifar', **kwargs)
-
-
 @pytest.mark.parametrize('name', PARAMETERS)
 def test_attention_extract_sees_the_maps(name, images, explicit_maps):
     fused = timm.create_model(name, **SMALL).eval()
@@ -155,46 +109,9 @@ def test_attention_extract_sees_the_maps(name, images, explicit_maps):
         AttentionExtract(fused, method='fx')
 
 
-def test_intermediates_checkpointing_and_features_only(images):
-    model = timm.create_model('resvit_cifar', img_size=(16, 12), **SMALL).eval()
-    x = images(2, 3, 16, 12)
-    out, features = model.forward_intermediates(x)
-    assert [f.shape for f in features] == [(2, 16, 8, 6)] * 3
-    torch.testing.assert_close(out, model.forward_features(x))
-    second, = model.forward_intermediates(x, indices=[1], stop_early=True, intermediates_only=True)
-    torch.testing.assert_close(second, features[1])
-    model.set_grad_checkpointing()
-    torch.testing.assert_close(model.forward_features(x), out)
-    assert model.prune_intermediate_layers([1]) == [1] and len(model.blocks) == 2
-    net = timm.create_model('resvit_cifar', features_only=True, out_indices=(0, 2), **SMALL)
-    assert [f.shape for f in net(images(1, 3, 32, 32))] == [(1, 16, 16, 16)] * 2
-    assert net.feature_info.reduction() == [2, 2]
-
-
-def test_dropout_acts_in_training_alone(images):
-    model = timm.create_model('resvit_cifar', drop_rate=0.3, attn_drop_rate=0.3, drop_path_rate=0.3, **SMALL)
-    x = images(4, 3, 32, 32)
-    assert not torch.allclose(model.train()(x), model(x))
-    torch.testing.assert_close(model.eval()(x), model(x))
-
-
 def test_parameter_groups():
     model = timm.create_model('resvit_hier_cifar', **SMALL)
     assert model.no_weight_decay() == {'pos_embed'}
     groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
     assert groups['conv1.weight'] == groups['pos_embed'] == 0 and groups['blocks.0.attn.key.weight'] == 1
     assert groups['head.fc.weight'] == 2
-
-
-def test_low_precision_and_weights_after_the_meta_device(images):
-    model = timm.create_model('resvit_cifar', **SMALL).eval()
-    x = images(1, 3, 32, 32)
-    expected = model(x)
-    torch.testing.assert_close(model.bfloat16()(x.bfloat16()).float(), expected, rtol=0.1, atol=0.1)
-    model.reset_classifier(7)
-    assert model.get_classifier().weight.dtype == torch.bfloat16
-    model = timm.create_model('resvit_cifar', **SMALL, device='meta').to_empty(device='cpu')
-    for p in model.parameters():
-        torch.nn.init.constant_(p, float('nan'))
-    model.init_weights()
-    assert all(p.isfinite().all() for p in model.parameters())

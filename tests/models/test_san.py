@@ -186,16 +186,6 @@ def test_memory_format_of_the_images_does_not_matter(images):
     torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
 
 
-@pytest.mark.parametrize('name', PARAMETERS)
-def test_bfloat16_is_close_to_float32(name, images):
-    model = small(name).eval()
-    x = images(2, 3, 32, 32)
-    expected = model(x)
-    with torch.autocast('cpu', torch.bfloat16):
-        torch.testing.assert_close(model(x).float(), expected, rtol=0.1, atol=0.1)
-    torch.testing.assert_close(model.bfloat16()(x.bfloat16()).float(), expected, rtol=0.1, atol=0.1)
-
-
 def test_layer_groups():
     for name in ('san_pairwise_cifar', 'san_pairwise_hier_cifar'):
         model = small(name)
@@ -203,17 +193,3 @@ def test_layer_groups():
         assert groups['stem.weight'] == 0 and groups['head.fc.weight'] == max(groups.values())
         assert groups['stages.0.conv.weight'] < groups['stages.3.conv.weight']
         assert set(groups) == {n for n, _ in model.named_parameters()}
-
-
-def test_classifier_in_any_dtype_and_weights_after_the_meta_device(images):
-    model = small('san_pairwise_hier_cifar', dtype=torch.bfloat16)
-    model.reset_classifier(7)
-    assert model.get_classifier().weight.dtype == torch.bfloat16
-    model.reset_classifier(0, '')
-    assert model.eval()(images(2, 3, 4, 6).bfloat16()).shape == (2, 32, 4, 6)
-    model = timm.create_model('san_pairwise_hier_cifar', **SMALL, device='meta').to_empty(device='cpu')
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            torch.nn.init.constant_(tensor, float('nan'))
-    model.init_weights()
-    assert model.eval()(images(2, 3, 4, 4)).isfinite().all()

@@ -121,7 +121,7 @@ class SelfAttentionNet(BlockNet):
         super().__init__(patch_size, in_chans, num_classes, embed_dim, depth, hierarchical)
         check_sizes(mlp_dim=mlp_dim)
         num_blocks = 1 if hierarchical else depth
-        heads = (num_heads,) * num_blocks if isinstance(num_heads, int) else tuple(num_heads)
+        heads = tuple(num_heads) if isinstance(num_heads, Sequence) else (num_heads,) * num_blocks
         if len(heads) != num_blocks:
             raise ValueError(f'num_heads={num_heads!r}: needs one number, or one for each of {num_blocks} layers')
         grid_size = to_grid_size(img_size, patch_size)
@@ -180,7 +180,7 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) ->
         for i in range(len(model.blocks)) if f'blocks.{i}.attn.value.weight' in state_dict)
     if len(heads) == len(model.num_heads) and heads != model.num_heads:
         raise ValueError(
-            f'num_heads={model.num_heads}: the checkpoint has {heads} heads a layer, create the model with '
+            f'num_heads={model.num_heads}: the checkpoint has {heads} heads per layer, create the model with '
             f'num_heads={heads}')
 
     target = model.state_dict()
@@ -256,7 +256,7 @@ def sa_quadratic_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttention
 
 @register_model
 def sa_quadratic_gen_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """Quadratic encoding with a full precision a head: the paper's 'SA quadratic emb. gen.' (12.1M, 93.4 %)."""
+    """Quadratic encoding with a full precision per head: the paper's 'SA quadratic emb. gen.' (12.1M, 93.4 %)."""
     model_args = dict(encoding='quadratic_gen')
     return _create_self_attention('sa_quadratic_gen_cifar', pretrained, **dict(model_args, **kwargs))
 
@@ -284,21 +284,21 @@ def sa_learned_content_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAtt
 
 @register_model
 def sa_quadratic_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_quadratic_cifar` with 16 heads a layer."""
+    """`sa_quadratic_cifar` with 16 heads per layer."""
     model_args = dict(num_heads=16)
     return _create_self_attention('sa_quadratic_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def sa_learned_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_learned_cifar` with 16 heads a layer."""
+    """`sa_learned_cifar` with 16 heads per layer."""
     model_args = dict(encoding='learned', num_heads=16)
     return _create_self_attention('sa_learned_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def sa_learned_content_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_learned_content_cifar` with 16 heads a layer."""
+    """`sa_learned_content_cifar` with 16 heads per layer."""
     model_args = dict(encoding='learned', terms=CONTENT, num_heads=16)
     return _create_self_attention('sa_learned_content_h16_cifar', pretrained, **dict(model_args, **kwargs))
 

@@ -1,0 +1,188 @@
+"""What the nets of one skeleton answer alike."""
+import re
+
+import pytest
+import timm
+import torch
+
+import timm_selfconv
+
+BLOCK_NETS = ('sa_quadratic_cifar', 'resvit_cifar')
+NETS = (
+    *BLOCK_NETS, 'sa_learned_content_hier_cifar', 'resvit_hier_cifar', 'san_pairwise_cifar', 'san_pairwise_hier_cifar')
+ALL_TERMS = dict(encoding='learned', terms=('content', 'content_position', 'key_bias', 'position'))
+# whether keys are there to be shared
+HIERARCHICAL = [
+    ('sa_quadratic_cifar', dict(), False),
+    ('sa_quadratic_cifar', dict(encoding='learned'), False),
+    ('sa_quadratic_cifar', dict(encoding='learned', terms='content_position'), False),
+    ('sa_quadratic_cifar', ALL_TERMS, True),
+    ('sa_quadratic_cifar', dict(terms=('content',), encoding='sinusoid'), True),
+    ('sa_quadratic_cifar', dict(qk_bias=False, attn_proj=False, act_layer='relu', norm_eps=1e-5, **ALL_TERMS), True),
+    ('resvit_cifar', dict(), True),
+]
+
+
+@pytest.mark.parametrize('shape,match', [
+    ((1, 3, 33, 32), r'\[1, 3, 33, 32\].*multiples of 2'),
+    ((1, 3, 32, 31), 'multiples of 2'),
+    ((1, 3, 0, 32), 'multiples of 2'),
+    ((1, 1, 32, 32), r'\[1, 1, 32, 32\].*\(batch, 3, height, width\)'),
+    ((3, 32, 32), r'\[3, 32, 32\].*\(batch, 3, height, width\)'),
+])
+@pytest.mark.parametrize('name', BLOCK_NETS)
+def test_images_that_do_not_fit_are_named(name, shape, match, small_net):
+    with pytest.raises(ValueError, match=match):
+        small_net(name)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(img_size=33), 'img_size=33.*multiples of 2'),
+    (dict(img_size=(32, 1)), r'img_size=\(32, 1\)'),
+    (dict(img_size=(32, 32, 32)), 'img_size='),
+    (dict(patch_size=0), 'patch_size=0'),
+    (dict(in_chans=0), 'in_chans=0'),
+    (dict(embed_dim=-4), 'embed_dim=-4'),
+    (dict(depth=0), 'depth=0'),
+    (dict(mlp_dim=2.5), 'mlp_dim=2.5'),
+    (dict(num_heads=2.5), 'num_heads=2.5'),
+])
+@pytest.mark.parametrize('name', BLOCK_NETS)
+def test_arguments_that_make_no_sense_are_named(name, kwargs, match, small_net):
+    with pytest.raises(ValueError, match=match):
+        small_net(name, **kwargs)
+
+
+@pytest.mark.parametrize('fmt,shape', [('NCHW', (2, 16, 8, 6)), ('NHWC', (2, 8, 6, 16))])
+@pytest.mark.parametrize('name', BLOCK_NETS)
+def test_intermediates(name, fmt, shape, small_net, images):
+    model = small_net(name, img_size=(16, 12)).eval()
+    x = images(2, 3, 16, 12)
+    out, features = model.forward_intermediates(x, output_fmt=fmt)
+    assert [f.shape for f in features] == [shape] * 3
+    torch.testing.assert_close(out, model.forward_features(x))
+    second, = model.forward_intermediates(x, indices=[1], stop_early=True, intermediates_only=True, output_fmt=fmt)
+    torch.testing.assert_close(second, features[1])
+
+    assert model.prune_intermediate_layers([1]) == [1]
+    assert len(model.blocks) == 2 and model.num_classes == 0
+    torch.testing.assert_close(model.forward_intermediates(x, 1, intermediates_only=True, output_fmt=fmt)[0], second)
+
+
+@pytest.mark.parametrize('name', NETS)
+def test_checkpointing_changes_no_gradient(name, small_net, images):
+    model = small_net(name).eval()
+    gradients = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        out, _ = model.forward_intermediates(images(2, 3, 32, 32))
+        gradients.append((out, torch.autograd.grad(out.square().sum(), model.parameters(), allow_unused=True)))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize('name', BLOCK_NETS)
+def test_features_only(name, small_net, images):
+    net = small_net(name, features_only=True)
+    assert net.feature_info.channels() == [16] * 3 and net.feature_info.reduction() == [2] * 3
+    assert [f.shape for f in net(images(1, 3, 32, 32))] == [(1, 16, 16, 16)] * 3
+    assert len(small_net(name, features_only=True, out_indices=(2,))(images(1, 3, 32, 32))) == 1
+
+
+@pytest.mark.parametrize('name,kwargs,keys', HIERARCHICAL)
+def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(name, kwargs, keys, small_net, images):
+    """The report's definition, on a net of separate layers: every layer the same weights and the first one's keys."""
+    model = small_net(name, hierarchical=True, **kwargs).double().eval()
+    deep = small_net(name, **kwargs).double().eval()
+    state = model.state_dict()
+    deep.load_state_dict({name: state[re.sub(r'blocks\.\d', 'blocks.0', name)] for name in deep.state_dict()})
+    x = images(2, 3, 32, 32).double()
+    apart = deep(x)
+    first = {}
+    if keys:
+        assert not torch.allclose(model(x), apart)
+        for block in deep.blocks:
+            block.attn.key.register_forward_hook(lambda layer, args, out: first.setdefault('keys', out))
+    torch.testing.assert_close(model(x), deep(x))
+    assert len(first) == keys
+    for ours, theirs in zip(model.forward_intermediates(x)[1], deep.forward_intermediates(x)[1]):
+        torch.testing.assert_close(ours, theirs)
+    first.clear()
+    for ours, theirs in zip(timm_selfconv.attention_maps(model, x), timm_selfconv.attention_maps(deep, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize('name,kwargs', [
+    ('sa_quadratic_cifar', dict()), ('sa_quadratic_cifar', ALL_TERMS), ('resvit_cifar', dict())])
+def test_depth_of_a_hierarchical_net_costs_nothing(name, kwargs, small_net, images):
+    kwargs = dict(kwargs, hierarchical=True)
+    shallow, deep = (small_net(name, depth=depth, **kwargs).eval() for depth in (2, 5))
+    deep.load_state_dict(shallow.state_dict())
+    x = images(1, 3, 32, 32)
+    features = deep.forward_intermediates(x, intermediates_only=True)
+    assert len(features) == len(deep.feature_info) == 5
+    torch.testing.assert_close(shallow.forward_intermediates(x, intermediates_only=True)[1], features[1])
+    assert not torch.allclose(features[1], features[4])
+    assert deep.prune_intermediate_layers([1]) == [1]
+    torch.testing.assert_close(deep.forward_intermediates(x, 1, intermediates_only=True)[0], features[1])
+    assert len(small_net(name, features_only=True, out_indices=(0, 4), depth=5, **kwargs)(x)) == 2
+
+
+@pytest.mark.parametrize('name,shape', [
+    ('sa_quadratic_cifar', (2, 4, 4, 16)), ('resvit_cifar', (2, 4, 4, 16)), ('san_pairwise_hier_cifar', (2, 32, 8, 8))])
+def test_classifier_and_pooling_can_be_replaced_in_any_dtype(name, shape, small_net, images):
+    model = small_net(name, dtype=torch.bfloat16, **(dict(img_size=8) if name in BLOCK_NETS else {})).eval()
+    model.reset_classifier(7)
+    assert model.get_classifier().weight.dtype == torch.bfloat16
+    x = images(2, 3, 8, 8).bfloat16()
+    assert model(x).shape == (2, 7)
+    model.reset_classifier(0, '')
+    assert model.global_pool == '' and model(x).shape == shape
+
+
+@pytest.mark.parametrize('name', ['sa_learned_cifar', 'resvit_cifar', 'san_pairwise_hier_cifar'])
+def test_weights_can_be_made_after_the_meta_device(name, small_net, images):
+    torch.manual_seed(0)
+    model = small_net(name, device='meta').to_empty(device='cpu')
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            torch.nn.init.constant_(tensor, float('nan'))
+    model.init_weights()
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert model.eval()(images(1, 3, 32, 32)).isfinite().all()
+
+
+@pytest.mark.parametrize('name', BLOCK_NETS)
+def test_drop_path_and_dropout_act_in_training_alone(name, small_net, images):
+    model = small_net(name, drop_path_rate=0.5, drop_rate=0.3, attn_drop_rate=0.3)
+    x = images(4, 3, 32, 32)
+    assert not torch.allclose(model.train()(x), model(x))
+    torch.testing.assert_close(model.eval()(x), model(x))
+
+
+@pytest.mark.parametrize('name', NETS)
+def test_bfloat16_is_close_to_float32(name, small_net, images):
+    model = small_net(name).eval()
+    x = images(2, 3, 32, 32)
+    expected = model(x)
+    with torch.autocast('cpu', torch.bfloat16):
+        torch.testing.assert_close(model(x).float(), expected, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(model.bfloat16()(x.bfloat16()).float(), expected, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize('name', NETS)
+def test_layer_groups(name, small_net):
+    """From the stem up, as layer-wise learning rates need them."""
+    model = small_net(name)
+    groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+    assert set(groups) == {n for n, _ in model.named_parameters()}
+    stem = {g for n, g in groups.items() if not re.match(r'blocks|head|stages|shared', n)}
+    assert stem == {0} and groups['head.fc.weight'] == max(groups.values()) == groups['head.fc.bias']
+    for n, group in groups.items():
+        block = re.match(r'blocks\.(\d+)', n)
+        assert block is None or group == 1 + int(block[1])
+
+
+def test_unknown_arguments_raise(small_net):
+    for name in NETS:
+        with pytest.raises(TypeError, match='window_size'):
+            small_net(name, window_size=7)
