@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 from timm.models import save_for_hf
 
-from timm_selfconv import hub
+from timm_selfconv import hub, train
 from timm_selfconv.measure import counting
 from timm_selfconv.measure.tables import zoo_names
 from timm_selfconv.cli import main
@@ -56,16 +56,19 @@ def test_eval(checkpoint, folder, capsys):
     assert f"top-1 {result['top1']:.4f}, top-5 {result['top5']:.4f} on 10 images" in out and 'airplane' in out
 
 
-def test_export_writes_what_it_measured_and_nothing_twice(checkpoint, folder, tmp_path, capsys):
-    command = ['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder,
+@pytest.mark.parametrize('name', ['sa_quadratic_tiny_cifar', 'sa_quadratic_tiny_cifar.from_another_net'])
+def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, folder, tmp_path, capsys):
+    command = ['export', name, '--checkpoint', checkpoint, '--data', folder,
                '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
     main(command)
-    card = (tmp_path / 'out' / 'sa_quadratic_tiny_cifar.md').read_text()
+    assert (tmp_path / 'out' / f'{name}.safetensors').is_file()
+    card = (tmp_path / 'out' / f'{name}.md').read_text()
+    assert f"create_model('{name}', pretrained=True)" in card
     assert '| seed | 42 |' in card and '| recipe | a=b |' in card and '(10 images' in card
     with pytest.raises(SystemExit):
         main(command)
     assert 'exists' in capsys.readouterr().err
-    assert (tmp_path / 'out' / 'sa_quadratic_tiny_cifar.md').read_text() == card
+    assert (tmp_path / 'out' / f'{name}.md').read_text() == card
 
 
 def test_export_that_fails_leaves_nothing(checkpoint, tmp_path):
@@ -110,6 +113,36 @@ def test_prune(degenerate, tmp_path, capsys):
         main(command)
     assert 'exists' in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / 'out').rglob('*') if path.is_file()} == files
+
+
+def test_include_and_what_it_says_trains_on(tmp_path, capsys):
+    source = timm.create_model('sa_quadratic_cifar', num_heads=4, num_classes=4, **SMALL).eval()
+    save_for_hf(source, tmp_path / 'net', safe_serialization=True)
+    for label in range(4):
+        (tmp_path / 'data' / 'test' / str(label)).mkdir(parents=True)
+        Image.new('RGB', (32, 32), (60 * label, 99, 7)).save(tmp_path / 'data' / 'test' / str(label) / 'picture.png')
+    net, output = f"local-dir:{tmp_path / 'net'}", str(tmp_path / 'rich')
+    command = ['include', net, 'sa_learned_content_cifar', '--output', output]
+    main(command)
+    use, line = (line.split(':', 1)[1].strip() for line in capsys.readouterr().out.splitlines())
+    rich = eval(use, dict(timm=timm)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(rich(x), source(x), rtol=1e-4, atol=1e-4)
+    main(['heads', f"local-dir:{tmp_path / 'rich'}", '--images', str(tmp_path / 'data' / 'test' / '1' / 'picture.png')])
+    assert 'residual' in capsys.readouterr().out
+
+    python, m, module, recipe, *arguments = shlex.split(line)
+    assert (python, m, module) == ('python', '-m', 'timm_selfconv.train')
+    train.main([str(RECIPES.parent / recipe), *arguments, '--data', str(tmp_path / 'data'), '--device', 'cpu',
+                'train_split=test', 'batch_size=2', 'epochs=1', 'warmup_epochs=0', 'lr=1e-9'])
+    trained = torch.load(tmp_path / 'rich-trained' / 'last.pth.tar', weights_only=False)['state_dict']
+    torch.testing.assert_close(trained, dict(rich.state_dict()), rtol=0, atol=1e-6)  # at next to no learning rate
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'exists' in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(['include', f"local-dir:{tmp_path / 'rich'}", 'sa_quadratic_cifar', '--output', str(tmp_path / 'poor')])
+    assert 'no rung leads there' in capsys.readouterr().err and not (tmp_path / 'poor').exists()
 
 
 def test_prune_that_fails_leaves_nothing(degenerate, tmp_path, monkeypatch):

@@ -74,6 +74,10 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--output', required=True, metavar='DIR', help='folder of the new files')
     sub.add_argument('--fact', action='append', default=[], metavar='KEY=VALUE', help='a row of the card')
 
+    sub = command('weights', 'include', 'turn a net into a richer one that computes the same, to train it on', net)
+    sub.add_argument('target', metavar='TARGET', help='name of the richer net, e.g. sa_learned_content_cifar')
+    sub.add_argument('--output', required=True, metavar='DIR', help='new folder for the richer net')
+
     sub = command(
         'weights', 'prune', 'drop heads that look at all pixels alike or at a thin stripe, or heads you name', net)
     sub.add_argument('--output', required=True, metavar='DIR', help='new folder for the smaller net')

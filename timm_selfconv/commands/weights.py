@@ -1,4 +1,4 @@
-"""New weight files from old: export, prune."""
+"""New weight files from old: export, include, prune."""
 import argparse
 import json
 import re
@@ -7,9 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, Sequence
 
+import torch
 import torch.nn as nn
 from tabulate import tabulate
 from timm.data import resolve_data_config
+from timm.models import split_model_name_tag
 
 from timm_selfconv import hub, theory
 from timm_selfconv.files import check_new, replace_file, write_new
@@ -21,17 +23,33 @@ def run_export(args: argparse.Namespace) -> None:
     for fact in args.fact:
         if '=' not in fact:
             raise ValueError(f'fact={fact!r}: needs KEY=VALUE')
-    path = Path(args.output, f'{args.model}.safetensors')
+    name, _ = split_model_name_tag(args.model)  # a new tag is not registered before its file is there
+    path = Path(args.output, hub.weights_path(args.model).name)
     card = path.with_suffix('.md')
     check_new(path)  # a card alone is what an export left that was killed
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
-        hub.save_weights(create_model(args.model, args.checkpoint), saved)
-        result = evaluation.evaluate(create_model(args.model, str(saved)), args.data)
+        hub.save_weights(create_model(name, args.checkpoint), saved)
+        result = evaluation.evaluate(create_model(name, str(saved)), args.data)
         text = hub.model_card(args.model, result.top1, result.images, dict(fact.split('=', 1) for fact in args.fact))
         replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
         write_new(path, saved.read_bytes())
     print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
+
+
+def run_include(args: argparse.Namespace) -> None:
+    folder = Path(args.output)
+    check_new(folder)
+    model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
+    torch.manual_seed(args.seed)  # new heads are initialised
+    hub.save_folder(theory.include(model, args.target), folder)
+    model_args = json.loads((folder / 'config.json').read_text())['model_args']
+    train = shlex.join([
+        'python', '-m', 'timm_selfconv.train', 'recipes/pruned.yaml', '--output', f'{folder}-trained',
+        f'model={args.target}', f'initial_checkpoint={folder / "model.safetensors"}',
+        f'model_kwargs={json.dumps(dict(attn_drop_rate=0.1, **model_args))}'])  # replaces the recipe's
+    print(f'Use it:      timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
+    print(f'Train it on: {train}')
 
 
 def parse_heads(heads: Sequence[str]) -> Dict[int, List[int]]:

@@ -49,7 +49,8 @@ def describe(model: SelfAttentionNet) -> str:
     """A net's name, if timm made it, and how it attends."""
     name = getattr(model, 'pretrained_cfg', {}).get('architecture', type(model).__name__)
     encoding, terms = kind(block_attentions(model)[0])
-    return f"{name} ({encoding}: {' + '.join(sorted(terms))}; heads {', '.join(map(str, model.num_heads))})"
+    heads = model.num_heads[:1] if len(set(model.num_heads)) == 1 else model.num_heads
+    return f"{name} ({encoding}: {' + '.join(sorted(terms))}; heads {', '.join(map(str, heads))})"
 
 
 def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
