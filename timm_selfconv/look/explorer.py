@@ -28,7 +28,7 @@ from timm_selfconv.layers import SelfAttention2d
 from .attention_maps import attention_layers, attention_maps, footprint_weights, has_footprints, layer_names, \
     looks_at_content, private_copy
 
-__all__ = ['explorer_page', 'offset_tables', 'pack', 'quantise', 'two_map_scores']
+__all__ = ['explorer_page']
 
 TEMPLATE = Path(__file__).with_suffix('.html')
 LEVELS = (255, 127, 63, 47, 31, 23, 15)
