@@ -166,8 +166,7 @@ def test_prune_the_heads_one_names(checkpoint, tmp_path, capsys):
     assert model.num_heads == (7, 9, 9, 9, 9, 8)
 
 
-@pytest.mark.skipif(not os.environ.get('TIMM_SCRIPTS'), reason="TIMM_SCRIPTS names no folder with timm's scripts")
-def test_what_prune_says_trains_the_pruned_net_on(degenerate, tmp_path, capsys):
+def test_what_prune_says_trains_the_pruned_net_on(degenerate, timm_scripts, tmp_path, capsys):
     datasets = pytest.importorskip('datasets')
     features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(num_classes=10))
     pictures = dict(img=[Image.new('RGB', (32, 32), (60, 99, 25 * i)) for i in range(4)], label=list(range(4)))
@@ -184,7 +183,7 @@ def test_what_prune_says_trains_the_pruned_net_on(degenerate, tmp_path, capsys):
         assert f'{key}={value}' in command  # they would be lost
     command[1] = str(recipe)
     done = subprocess.run(
-        [sys.executable, os.path.join(os.environ['TIMM_SCRIPTS'], script), *command, '--dataset',
+        [sys.executable, os.path.join(timm_scripts, script), *command, '--dataset',
          f"hfds/{tmp_path / 'data'}", '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2',
          '--epochs', '1', '--warmup-epochs', '0', '--lr', '1e-9', '--output', str(tmp_path), '--experiment', 'run'],
         env=dict(os.environ, HF_DATASETS_CACHE=str(tmp_path / 'cache')), capture_output=True, text=True)
@@ -326,10 +325,9 @@ def test_run_under_torchrun(tmp_path):
     assert [(tmp_path / f'rank{i}').read_text() for i in range(2)] == ['True', 'True']
 
 
-@pytest.mark.skipif(not os.environ.get('TIMM_SCRIPTS'), reason="TIMM_SCRIPTS names no folder with timm's scripts")
-def test_run_validate(checkpoint, folder):
+def test_run_validate(checkpoint, folder, timm_scripts):
     command = [
-        sys.executable, '-m', 'timm_selfconv', 'run', os.path.join(os.environ['TIMM_SCRIPTS'], 'validate.py'),
+        sys.executable, '-m', 'timm_selfconv', 'run', os.path.join(timm_scripts, 'validate.py'),
         '--model', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data-dir', folder, '--split', 'test',
         '--device', 'cpu', '--workers', '0', '--no-prefetcher', '--num-classes', '10']
     done = subprocess.run(command, capture_output=True, text=True)

@@ -25,10 +25,8 @@ README = (FOLDER / 'README.md').read_text()
 RECIPES = sorted(path.stem for path in FOLDER.glob('*.yaml'))
 CELLS = re.findall(r'^\| `(\w+)` \| (.*?) \| `(.*?)` \| `(.*?)` \| `(.*?)` \|$', README, re.MULTILINE)
 LINES = {f"{net}-{re.search(r'recipes/(.*?).yaml', one)[1]}": cells for cells in CELLS for net, _, one, *_ in [cells]}
-SCRIPTS = os.environ.get('TIMM_SCRIPTS')
 IGNORED = {'crop_padding', 'img_sizes'}  # by train.py, which takes any key; python -m timm_selfconv.train knows them
 
-needs_scripts = pytest.mark.skipif(not SCRIPTS, reason="TIMM_SCRIPTS names no folder with timm's scripts")
 each_line = pytest.mark.parametrize('line', LINES)
 
 # arguments of timm's train.py that recipes give: what a value must be; in a list, several of them
@@ -100,9 +98,8 @@ def test_what_train_py_would_take_wrongly_is_found(wrong):
     assert len(faults(wrong)) == 1
 
 
-@needs_scripts
-def test_train_py_itself_takes_every_line(monkeypatch):
-    spec = importlib.util.spec_from_file_location('train_py', Path(SCRIPTS) / 'train.py')
+def test_train_py_itself_takes_every_line(timm_scripts, monkeypatch):
+    spec = importlib.util.spec_from_file_location('train_py', Path(timm_scripts) / 'train.py')
     monkeypatch.chdir(FOLDER.parent)
     for _, _, one, eight, _ in CELLS:
         for arguments in (one, f'{one} {eight}'):
@@ -215,10 +212,10 @@ def images(tmp_path_factory):
     return folder
 
 
-def train(recipe, images, output, launcher=(), more=(), batches=2):
+def train(scripts, recipe, images, output, launcher=(), more=(), batches=2):
     """Two batches of a recipe with timm's train.py on a CPU, shared by the processes; returns the checkpoint."""
     command = [
-        sys.executable, *launcher, os.path.join(SCRIPTS, 'train.py'), '-c', str(FOLDER / f'{recipe}.yaml'),
+        sys.executable, *launcher, os.path.join(scripts, 'train.py'), '-c', str(FOLDER / f'{recipe}.yaml'),
         '--dataset', f'hfds/{images}', '--device', 'cpu', '--no-prefetcher', '--workers', '0',
         '--batch-size', '2', '--epochs', '1', '--warmup-epochs', '0', '--output', str(output), '--experiment',
         recipe, *more]
@@ -231,17 +228,15 @@ def train(recipe, images, output, launcher=(), more=(), batches=2):
     return torch.load(output / recipe / 'last.pth.tar', weights_only=False)
 
 
-@needs_scripts
 @pytest.mark.parametrize('recipe', RECIPES)
-def test_recipes_train_for_two_batches(recipe, images, tmp_path):
-    checkpoint = train(recipe, images, tmp_path)
+def test_recipes_train_for_two_batches(recipe, images, timm_scripts, tmp_path):
+    checkpoint = train(timm_scripts, recipe, images, tmp_path)
     model = timm.create_model(load(recipe)['model'])
     assert model.load_state_dict(checkpoint['state_dict'])
     assert ('state_dict_ema' in checkpoint) == load(recipe).get('model_ema', False)
 
 
-@needs_scripts
-def test_two_processes_train_one_recipe(images, tmp_path):
+def test_two_processes_train_one_recipe(images, timm_scripts, tmp_path):
     launcher = ('-m', 'torch.distributed.run', '--nproc_per_node=2', '--standalone')
     more = ('--device-modules', 'timm_selfconv', 'ddp_on_cpu')
-    assert train('tiny', images, tmp_path, launcher, more, batches=1)['epoch'] == 0
+    assert train(timm_scripts, 'tiny', images, tmp_path, launcher, more, batches=1)['epoch'] == 0

@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import timm
 import torch
@@ -11,7 +9,6 @@ from timm_selfconv.data import classify, open_images
 from timm_selfconv.measure.evaluation import evaluate
 from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, WEIGHTS_DIR
 
-CIFAR10 = os.environ.get('CIFAR10', '')
 
 
 class RedMeter(nn.Module):
@@ -91,11 +88,10 @@ def test_half_a_picture_is_none(tmp_path):
         open_images([tmp_path / 'half.png'])
 
 
-@pytest.mark.skipif(not CIFAR10, reason='CIFAR10 names no folder with the dataset in the Hub\'s parquet layout')
 @pytest.mark.parametrize('name', [p.stem for p in sorted(WEIGHTS_DIR.glob('*.safetensors'))])
-def test_shipped_nets_reach_the_accuracy_of_their_cards(name):
+def test_shipped_nets_reach_the_accuracy_of_their_cards(name, cifar10):
     """On the first 1,000 images, to four standard deviations of a binomial of 1,000."""
     card = hub.measured_accuracy(name)
-    result = evaluate(timm.create_model(name, pretrained=True), CIFAR10, split='test[:1000]', progress=False)
+    result = evaluate(timm.create_model(name, pretrained=True), cifar10, split='test[:1000]', progress=False)
     assert result.images == 1000
     assert result.top1 == pytest.approx(card, abs=4 * (card * (1 - card) / 1000) ** 0.5)
