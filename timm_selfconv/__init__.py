@@ -2,7 +2,8 @@
 
 - models: the nets, a file per family; here lie what they are, how they load and how one is added.
 - layers: their attention, as pure functions under thin modules.
-- theory: the papers' theorem as code: convolutions as attention and back, nets as richer nets, pruning.
+- theory: the papers' theorem as code: convolutions as attention and back, nets as richer nets, pruning,
+  fusing for inference.
 - look: what a net sees: attention maps, heads, the papers' figures, the explorer.
 - measure: what a net costs and how good it is: counts, the papers' tables, accuracy, speed.
 - train: the fast trainer on one device, ``python -m timm_selfconv.train RECIPE``.
@@ -13,6 +14,7 @@ Imports run one way: cli, then look, measure and train, then theory, hub and dat
 """
 from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet
+from .theory import fuse
 
 __version__ = '0.1.0'
-__all__ = ['SAN', 'ResNetCifar', 'ResVit', 'SelfAttentionNet', 'attention_maps']
+__all__ = ['SAN', 'ResNetCifar', 'ResVit', 'SelfAttentionNet', 'attention_maps', 'fuse']

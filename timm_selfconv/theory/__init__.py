@@ -4,11 +4,12 @@
 - attention_to_conv: back, the convolution that is nearest to a layer.
 - inclusion: a net as the richer net that computes the same.
 - residual: how far a layer is from expressing every convolution (Lemmas 1 and 3); head_statistics: what heads do.
-- pruning: nets without their degenerate heads (appendix E).
+- pruning: nets without their degenerate heads (appendix E). fusing: nets for inference.
 """
 from .attention_to_conv import ConvReport, attention_to_conv, head_kernels, reparameterizable
 from .conv_to_attention import ConvAttention, conv_to_attention
 from .convs_to_attention import ConversionReport, convs_to_attention
+from .fusing import fuse
 from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \
     mirror_symmetry, spread, translation_consistency
 from .inclusion import include
