@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from timm_selfconv.layers.san_attention import (
-    PassBatchNorm2d, SanAttention2d, aggregate, patchwise_relation, pixel_coordinates,
+    PassBatchNorm2d, PointwiseConv2d, SanAttention2d, aggregate, patchwise_relation, pixel_coordinates,
 )
 
 
@@ -118,19 +118,42 @@ def test_channels_share_maps():
 
 @pytest.mark.parametrize('kernel_size,stride,dilation', [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 2, 1), (1, 3, 1)])
 def test_aggregation_against_torch_unfold_and_its_gradients(kernel_size, stride, dilation):
-    value = images(2, 6, 7, 6).requires_grad_()
+    """18 images in float64: more than go through the cache at a time."""
+    value = images(18, 6, 7, 6).requires_grad_()
     rows, cols = -(-7 // stride), -(-6 // stride)
-    weights = images(2, kernel_size ** 2, 3, rows, cols).requires_grad_()
+    weights = images(18, kernel_size ** 2, 3, rows, cols).requires_grad_()
     sizes = kernel_size, stride, dilation
     padded = F.pad(value, (dilation * (kernel_size // 2),) * 4, mode='reflect')
-    unfolded = F.unfold(padded, kernel_size, dilation, 0, stride).view(2, 2, 3, kernel_size ** 2, rows, cols)
+    unfolded = F.unfold(padded, kernel_size, dilation, 0, stride).view(18, 2, 3, kernel_size ** 2, rows, cols)
     wanted = torch.einsum('bsmnhw,bnmhw->bsmhw', unfolded, weights).flatten(1, 2)
     torch.testing.assert_close(aggregate(value, weights, *sizes), wanted)
-    assert torch.autograd.gradcheck(lambda v, w: aggregate(v, w, *sizes), (value, weights))
+    with torch.no_grad():
+        torch.testing.assert_close(aggregate(value, weights, *sizes), wanted)
+        torch.testing.assert_close(aggregate(value[:3], weights[:3], *sizes), wanted[:3])
     grad = torch.randn_like(wanted)
     ours, theirs = (torch.autograd.grad(out, (value, weights), grad, retain_graph=True)
                     for out in (aggregate(value, weights, *sizes), wanted))
     torch.testing.assert_close(ours, theirs)
+
+
+def test_derivatives_of_aggregation():
+    value, weights = images(2, 2, 3, 4).requires_grad_(), images(2, 9, 1, 3, 4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
+    assert torch.autograd.gradgradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
+    with pytest.raises(ValueError, match=r'\[2, 2, 3, 4\]: needs a height and width of at least 4'):
+        aggregate(value, weights, 3, dilation=3)
+
+
+def test_pointwise_convolution_in_bfloat16_and_its_gradients():
+    conv, x = PointwiseConv2d(32, 24), images(4, 32, 3, 5).float().requires_grad_()
+    wanted = F.conv2d(x, conv.weight, conv.bias)
+    with torch.autocast('cpu', torch.bfloat16):
+        out = conv(x)
+    grad = torch.randn_like(wanted)
+    ours, theirs = (torch.autograd.grad(y, (x, conv.weight, conv.bias), grad.to(y.dtype)) for y in (out, wanted))
+    torch.testing.assert_close(out.float(), wanted, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.1)
+    torch.testing.assert_close(conv(x), wanted)
 
 
 def test_pairwise_weights_are_probabilities_and_patchwise_ones_are_not():

@@ -11,6 +11,6 @@ Nothing but torch and timm.layers is imported here.
 from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, axis_offsets, gaussian_axis_scores, \
     precision_matrices, relative_table, resample_table
-from .san_attention import PassBatchNorm2d, SanAttention2d
+from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
 from .separable import attend_in_groups, gather, separable_attention
 from .token_attention import TokenAttention

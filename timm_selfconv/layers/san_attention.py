@@ -3,18 +3,17 @@
 'Exploring Self-attention for Image Recognition', Zhao, Jia, Koltun, CVPR 2020
 - https://arxiv.org/abs/2004.13621
 """
-from typing import Any, Final, List, Optional, Tuple
+from typing import Any, Final, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from timm.layers import register_notrace_function
 
 __all__ = [
-    'PassBatchNorm2d', 'SanAttention2d', 'aggregate', 'footprint', 'pairwise_relation', 'patchwise_relation',
-    'pixel_coordinates',
+    'PassBatchNorm2d', 'PointwiseConv2d', 'SanAttention2d', 'aggregate', 'footprint', 'pairwise_relation',
+    'patchwise_relation', 'pixel_coordinates', 'pointwise',
 ]
 
 KINDS = ('pairwise', 'patchwise')
@@ -30,6 +29,14 @@ def windows(x: torch.Tensor, kernel_size: int, stride: int, dilation: int) -> Li
             top, left = i * dilation, j * dilation
             views.append(x[..., top:top + rows:stride, left:left + cols:stride])
     return views
+
+
+def reflected_margin(x: torch.Tensor, kernel_size: int, dilation: int) -> int:
+    """How many pixels a footprint reaches beyond x, shape (..., H, W), or a ValueError if that can't be reflected."""
+    margin = dilation * (kernel_size // 2)
+    if min(x.shape[-2], x.shape[-1]) <= margin:
+        raise ValueError(f'x of shape {list(x.shape)}: needs a height and width of at least {margin + 1}')
+    return margin
 
 
 def footprint(x: torch.Tensor, kernel_size: int, stride: int = 1, dilation: int = 1) -> List[torch.Tensor]:
@@ -49,9 +56,7 @@ def footprint(x: torch.Tensor, kernel_size: int, stride: int = 1, dilation: int 
     Raises:
         ValueError: If the footprint reaches farther than the image can be reflected.
     """
-    margin = dilation * (kernel_size // 2)
-    if min(x.shape[2], x.shape[3]) <= margin:
-        raise ValueError(f'x of shape {list(x.shape)}: needs a height and width of at least {margin + 1}')
+    margin = reflected_margin(x, kernel_size, dilation)
     if margin > 0:
         x = F.pad(x, (margin, margin, margin, margin), mode='reflect')
     return windows(x, kernel_size, stride, dilation)
@@ -122,32 +127,101 @@ def weighted_sum(
         stride: int,
         dilation: int,
 ) -> torch.Tensor:
-    """:func:`aggregate` of values with their margin, shape (B, share, maps, H + margin, W + margin)."""
+    """:func:`aggregate`, operator by operator."""
+    margin = reflected_margin(value, kernel_size, dilation)
+    # long rows of one channel: a footprint's shift then moves whole rows, whatever the memory format around
+    value, weights = value.contiguous(), weights.contiguous()
+    if margin > 0:
+        value = F.pad(value, (margin, margin, margin, margin), mode='reflect')
     out = torch.zeros(0)
-    for i, shifted in enumerate(windows(value, kernel_size, stride, dilation)):
+    for i, shifted in enumerate(windows(value.unflatten(1, [-1, weights.shape[2]]), kernel_size, stride, dilation)):
         out = weights[:, i, None] * shifted if i == 0 else torch.addcmul(out, weights[:, i, None], shifted)
+    return out.flatten(1, 2)
+
+
+def memory_order(x: torch.Tensor) -> List[int]:
+    """Dimensions but the first one, shape (B, ...), from the outermost in memory to the innermost."""
+    return sorted(range(1, x.dim()), key=x.stride, reverse=True)
+
+
+def images_last(x: torch.Tensor) -> torch.Tensor:
+    """x, shape (B, ...), with all images' same pixel side by side in memory: even a small grid has long runs then."""
+    order = memory_order(x)
+    rows = x.permute(0, *order).flatten(1).t().contiguous()
+    return rows.unflatten(0, [x.shape[i] for i in order]).permute(-1, *(order.index(i) for i in range(1, x.dim())))
+
+
+def write_images_first(x: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy x to out, shape (B, ...) both, image by image in the memory of out."""
+    order = memory_order(out)  # a transposed matrix: torch copies those in blocks
+    out.permute(0, *order).flatten(1).copy_(x.permute(*order, 0).flatten(0, -2).t())
+
+
+def reflect_border(x: torch.Tensor, margin: int) -> torch.Tensor:
+    """x, shape (B, C, H, W), with its border pixels reflected; images innermost in memory."""
+    batch, channels, height, width = x.shape
+    out = x.new_empty(height + 2 * margin, width + 2 * margin, channels, batch).permute(3, 2, 0, 1)
+    out[:, :, margin:margin + height, margin:margin + width] = x
+    for dim, size in ((2, height), (3, width)):
+        for j in range(1, margin + 1):
+            out.select(dim, margin - j).copy_(out.select(dim, margin + j))
+            out.select(dim, margin + size - 1 + j).copy_(out.select(dim, margin + size - 1 - j))
     return out
 
 
+def fold_border(x: torch.Tensor, margin: int) -> torch.Tensor:
+    """Add to each pixel, in place, what its reflections got: the transpose of :func:`reflect_border`."""
+    for dim in (3, 2):
+        size = x.shape[dim] - 2 * margin
+        for j in range(1, margin + 1):
+            x.select(dim, margin + j).add_(x.select(dim, margin - j))
+            x.select(dim, margin + size - 1 - j).add_(x.select(dim, margin + size - 1 + j))
+        x = x.narrow(dim, margin, size)
+    return x
+
+
 class WeightedSum(torch.autograd.Function):
-    """:func:`weighted_sum`, whose gradients autograd would first spread over nine images of zeros, then add up."""
+    """:func:`weighted_sum`, a group of images at a time, all of it in the cache."""
+    GROUP_BYTES = 128  # of the images side by side: what vector units take in one step
+
+    @classmethod
+    def groups(cls, *tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
+        """A few images of all tensors, shape (B, ...) each."""
+        size = cls.GROUP_BYTES // tensors[0].element_size()
+        return zip(*(x.split(size) for x in tensors))
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, weights: torch.Tensor, *sizes: int) -> torch.Tensor:
         ctx.save_for_backward(value, weights)
         ctx.sizes = sizes
-        return weighted_sum(value, weights, *sizes)
+        margin, (maps, height, width) = reflected_margin(value, sizes[0], sizes[2]), weights.shape[2:]
+        out = value.new_empty(len(value), height, width, value.shape[1]).permute(0, 3, 1, 2)
+        for v, w, y in WeightedSum.groups(value, weights, out):
+            v = reflect_border(images_last(v), margin).unflatten(1, (-1, maps))
+            w = images_last(w)
+            total = v.new_empty(height, width, *v.shape[1:3], len(v)).permute(4, 2, 3, 0, 1)
+            for i, shifted in enumerate(windows(v, *sizes)):
+                torch.mul(w[:, i, None], shifted, out=total) if i == 0 else total.addcmul_(w[:, i, None], shifted)
+            write_images_first(total.flatten(1, 2), y)
+        return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         value, weights = ctx.saved_tensors
-        grad_value, grad_weights = torch.zeros_like(value), torch.empty_like(weights)
-        product = torch.empty_like(grad)
-        shifts = zip(windows(value, *ctx.sizes), windows(grad_value, *ctx.sizes))
-        for i, (shifted, grad_shifted) in enumerate(shifts):
-            grad_shifted.addcmul_(weights[:, i, None], grad)
-            torch.sum(torch.mul(grad, shifted, out=product), 1, out=grad_weights[:, i])
+        if torch.is_grad_enabled():  # for a second derivative
+            return (*torch.func.vjp(lambda v, w: weighted_sum(v, w, *ctx.sizes), value, weights)[1](grad), *[None] * 3)
+        margin, maps = reflected_margin(value, ctx.sizes[0], ctx.sizes[2]), weights.shape[2]
+        grad_value, grad_weights = torch.empty_like(value), torch.empty_like(weights)
+        for v, w, g, gv, gw in WeightedSum.groups(value, weights, grad, grad_value, grad_weights):
+            v = reflect_border(images_last(v), margin)
+            w, g = images_last(w), images_last(g).unflatten(1, (-1, maps))
+            to_v, to_w, product = torch.zeros_like(v), torch.empty_like(w), torch.empty_like(g)
+            shifts = zip(*(windows(x.unflatten(1, (-1, maps)), *ctx.sizes) for x in (v, to_v)))
+            for i, (shifted, to_shifted) in enumerate(shifts):
+                to_shifted.addcmul_(w[:, i, None], g)
+                torch.sum(torch.mul(g, shifted, out=product), 1, out=to_w[:, i])
+            write_images_first(fold_border(to_v, margin), gv)
+            write_images_first(to_w, gw)
         return grad_value, grad_weights, None, None, None
 
 
@@ -173,17 +247,12 @@ def aggregate(
     Returns:
         Sums, shape (B, C, ceil(H / stride), ceil(W / stride)).
     """
-    margin = dilation * (kernel_size // 2)
-    # long rows of one channel: a footprint's shift then moves whole rows, whatever the memory format around
-    value = value.contiguous()
-    if margin > 0:
-        value = F.pad(value, (margin, margin, margin, margin), mode='reflect')
-    value = value.unflatten(1, [-1, weights.shape[2]])
-    weights = weights.to(value.dtype).contiguous()
+    weights = weights.to(value.dtype)
     if not torch.jit.is_scripting():
-        if torch.is_grad_enabled() and not torch.jit.is_tracing() and not torch.compiler.is_compiling():
-            return WeightedSum.apply(value, weights, kernel_size, stride, dilation).flatten(1, 2)
-    return weighted_sum(value, weights, kernel_size, stride, dilation).flatten(1, 2)
+        if not torch.jit.is_tracing() and not torch.compiler.is_compiling():
+            if value.shape[0] >= 16 or torch.is_grad_enabled():  # fewer images make no long runs
+                return WeightedSum.apply(value, weights, kernel_size, stride, dilation)
+    return weighted_sum(value, weights, kernel_size, stride, dilation)
 
 
 @torch.fx.wrap
@@ -193,6 +262,30 @@ def pixel_coordinates(height: int, width: int, like: torch.Tensor) -> torch.Tens
     rows = torch.linspace(-1., 1., height, device=like.device, dtype=like.dtype)
     cols = torch.linspace(-1., 1., width, device=like.device, dtype=like.dtype)
     return torch.stack([rows[:, None].expand(height, width), cols[None].expand(height, width)])[None]
+
+
+@torch.fx.wrap
+@register_notrace_function
+def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """1x1 convolution of x, shape (B, C, H, W), by the operator that a CPU is fastest at.
+
+    In float32 that is the convolution, in bfloat16 the matrix product, whose backward pass takes a quarter of the time.
+    """
+    if not torch.jit.is_scripting():
+        half = x.dtype == torch.bfloat16 or torch.is_autocast_enabled('cpu')
+        if half and x.device.type == 'cpu' and not torch.jit.is_tracing() and not torch.compiler.is_compiling():
+            return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
+    return F.conv2d(x, weight, bias)
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """1x1 convolution, see :func:`pointwise`."""
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True, device=None, dtype=None):
+        super().__init__(in_channels, out_channels, 1, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return pointwise(x, self.weight, self.bias)
 
 
 class PassBatchNorm2d(nn.Module):
@@ -294,16 +387,16 @@ class SanAttention2d(nn.Module):
         offsets = kernel_size ** 2
 
         # keys last: a pass that is given its keys leaves their rows out
-        self.qvk = nn.Conv2d(dim, 2 * self.query_dim + self.value_dim, 1, bias=qkv_bias, **dd)
+        self.qvk = PointwiseConv2d(dim, 2 * self.query_dim + self.value_dim, bias=qkv_bias, **dd)
         if self.patchwise:
             widths = self.query_dim * (1 + offsets), self.num_maps, self.num_maps * offsets
         else:
             self.position = nn.Conv2d(2, 2, 1, **dd)
             widths = self.query_dim + 2, self.query_dim, self.num_maps
         self.norm1 = PassBatchNorm2d(widths[0], passes, **dd)
-        self.weight1 = nn.Conv2d(widths[0], widths[1], 1, bias=False, **dd)
+        self.weight1 = PointwiseConv2d(widths[0], widths[1], bias=False, **dd)
         self.norm2 = PassBatchNorm2d(widths[1], passes, **dd)
-        self.weight2 = nn.Conv2d(widths[1], widths[2], 1, **dd)
+        self.weight2 = PointwiseConv2d(widths[1], widths[2], **dd)
 
     def weights(self, query: torch.Tensor, key: torch.Tensor, i: int = 0) -> torch.Tensor:
         """Attention weights from queries and keys, shape (B, query_dim, H, W), in pass i.
@@ -342,7 +435,7 @@ class SanAttention2d(nn.Module):
         """
         rows = self.query_dim + self.value_dim + (self.query_dim if key is None else 0)
         bias = self.qvk.bias
-        x = F.conv2d(x, self.qvk.weight[:rows], None if bias is None else bias[:rows])
+        x = pointwise(x, self.qvk.weight[:rows], None if bias is None else bias[:rows])
         query, value = x[:, :self.query_dim], x[:, self.query_dim:self.query_dim + self.value_dim]
         if key is None:
             key = x[:, self.query_dim + self.value_dim:]

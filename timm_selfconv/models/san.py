@@ -20,7 +20,7 @@ from timm.layers import ClassifierHead
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 
-from timm_selfconv.layers import PassBatchNorm2d, SanAttention2d
+from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
 from ._base import ZooNet
 from ._cfg import build_net, cifar_cfgs
 
@@ -51,7 +51,7 @@ class Bottleneck(nn.Module):
         self.norm1 = PassBatchNorm2d(dim, passes, **dd)
         self.attn = SanAttention2d(dim, kind, qkv_bias=qkv_bias, passes=passes, **dd)
         self.norm2 = PassBatchNorm2d(dim // 4, passes, **dd)
-        self.conv = nn.Conv2d(dim // 4, dim, 1, **dd)
+        self.conv = PointwiseConv2d(dim // 4, dim, **dd)
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor], i: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """Output and keys of pass i, with keys given or, without, its own."""
@@ -67,7 +67,7 @@ class Stage(nn.Module):
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
         self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
-        self.conv = nn.Conv2d(in_chs, dim, 1, bias=False, **dd)
+        self.conv = PointwiseConv2d(in_chs, dim, bias=False, **dd)
         self.blocks = nn.ModuleList([Bottleneck(dim, kind, **dd) for _ in range(depth)])
         self.norm = nn.BatchNorm2d(dim, **dd)
         self.act = nn.ReLU(inplace=True)
@@ -123,7 +123,7 @@ class SAN(ZooNet):
         self.recomputes = hierarchical
         self.grad_checkpointing = hierarchical and kind == 'pairwise'
 
-        self.stem = nn.Conv2d(in_chans, channels[0], 1, bias=False, **dd)
+        self.stem = PointwiseConv2d(in_chans, channels[0], bias=False, **dd)
         self.stem_norm = nn.BatchNorm2d(channels[0], **dd)
         self.stem_act = nn.ReLU(inplace=True)
         self.stages = nn.ModuleList([
