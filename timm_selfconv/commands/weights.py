@@ -45,9 +45,9 @@ def run_include(args: argparse.Namespace) -> None:
     hub.save_folder(theory.include(model, args.target), folder)
     model_args = json.loads((folder / 'config.json').read_text())['model_args']
     train = shlex.join([
-        'python', '-m', 'timm_selfconv.train', 'recipes/pruned.yaml', '--output', f'{folder}-trained',
+        'python', '-m', 'timm_selfconv.train', 'recipes/finetune.yaml', '--output', f'{folder}-trained',
         f'model={args.target}', f'initial_checkpoint={folder / "model.safetensors"}',
-        f'model_kwargs={json.dumps(dict(attn_drop_rate=0.1, **model_args))}'])  # replaces the recipe's
+        f'model_kwargs={json.dumps(model_args)}'])
     print(f'Use it:      timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
     print(f'Train it on: {train}')
 

@@ -1,0 +1,8 @@
+"""Property-based tests with many cases: HYPOTHESIS_PROFILE=deep pytest tests/fuzz runs 10,000 of each."""
+import os
+
+from hypothesis import settings
+
+settings.register_profile('ci', max_examples=40, deadline=None)
+settings.register_profile('deep', max_examples=10_000, deadline=None)
+settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'ci'))
