@@ -58,6 +58,8 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--data', required=True, help="folder or timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
     sub.add_argument('--batch-size', type=int, default=64)
     sub.add_argument('--target-key', default='label', help='column of the labels (default: label)')
+    sub.add_argument('--class-map', metavar='FILE', help=(
+        "timm's class map, a class name per line; without it classes are matched by their names"))
     sub.add_argument('--device', default='cpu')
 
     sub = command('look', 'classify', 'most probable class of pictures', net, json)

@@ -1,19 +1,20 @@
 """Datasets and pictures: from a name, a folder or a file to what a net takes, and back to what the eye takes."""
 import math
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, IO, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
+from torch.utils.data import Dataset
 from timm.data import ImageDataset, create_dataset, create_transform, resolve_data_config
 from tqdm import trange
 
 __all__ = [
-    'at_size', 'class_names', 'classify', 'load_images', 'open_dataset', 'open_images', 'padded_crop', 'preprocess',
-    'random_resized_crop', 'to_picture']
+    'PictureDataset', 'at_size', 'class_names', 'classify', 'load_images', 'match_classes', 'open_dataset',
+    'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'to_picture']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
 SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
@@ -25,29 +26,121 @@ def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
     return names if len(names) == num_classes else tuple(str(i) for i in range(num_classes))
 
 
-def open_dataset(data: str, split: str, data_dir: Optional[str], input_key: str, target_key: str) -> ImageDataset:
-    """timm's dataset of a name or folder; a folder with parquet files is read as the Hub's layout.
+def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
+    """A picture as RGB, upright as its camera says, 16 bits of grey scaled to 8.
 
     Raises:
-        ValueError: If it is neither, or has no images.
+        ValueError: If it can't be read whole or is too large to unpack; it is named.
+    """
+    try:
+        with Image.open(file) as image:
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith('I'):  # 16 bits, which convert() would clip at 255
+                upright = Image.fromarray((np.asarray(upright, np.float64) / 257).round().clip(0, 255).astype(np.uint8))
+            return upright.convert('RGB')
+    except (OSError, SyntaxError, Image.DecompressionBombError) as e:  # a truncated picture is the first or the second
+        raise ValueError(f'image {name!r}: needs a readable picture file ({type(e).__name__})') from e
+
+
+class PictureDataset(Dataset[Tuple[Any, int]]):
+    """What a reader of timm's finds, as pictures and labels.
+
+    timm's own ImageDataset takes the neighbour of a picture that can't be read; here that is an error.
+
+    Attributes:
+        transform: What becomes of pictures, None to leave them.
+        target_transform: What becomes of labels, likewise.
+    """
+
+    def __init__(self, reader: Any):
+        self.reader = reader
+        self.transform: Optional[Callable[[Image.Image], Any]] = None
+        self.target_transform: Optional[Callable[[int], int]] = None
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> Tuple[Any, int]:
+        file, label = self.reader[index]
+        with file:
+            image = read_picture(file, str(getattr(file, 'name', f'number {index} of the dataset')))
+        return (self.transform(image) if self.transform else image,
+                self.target_transform(label) if self.target_transform else label)
+
+
+def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
+    """Which class of a model each label of a dataset is, by their names.
+
+    Returns:
+        Class by label; None where one of them has no names, so that numbers are all there is.
+
+    Raises:
+        ValueError: If the dataset has names that the model has not.
+    """
+    def plain(name: str) -> str:
+        return name.lower().replace('_', ' ').replace('-', ' ').strip()
+
+    labels: Dict[str, int] = getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
+    names = list(getattr(model, 'pretrained_cfg', {}).get('label_names') or ())
+    if not names or len(names) != getattr(model, 'num_classes', len(names)) or not labels:
+        return None
+    classes = {plain(str(name)): i for i, name in enumerate(names)}
+    if all(name.isdecimal() for name in labels):  # folders 0, 1, 2, ...
+        return {label: int(name) for name, label in labels.items()}
+    if not all(plain(name) in classes for name in labels):
+        raise ValueError(
+            f"classes: the dataset's are {sorted(labels)}, the model's {names}; name folders as the model does or give "
+            'a class map')
+    return {label: classes[plain(name)] for name, label in labels.items()}
+
+
+def open_dataset(
+        data: str,
+        split: str,
+        data_dir: Optional[str],
+        input_key: str,
+        target_key: str,
+        class_map: Any = None,
+) -> Any:
+    """timm's dataset of a name or folder; a folder with parquet files is read as the Hub's layout.
+
+    Args:
+        data: Folder or name.
+        split: Split of the dataset.
+        data_dir: Where the files of a named dataset lie, for those that need it.
+        input_key: Column of the images, for the Hub's layout.
+        target_key: Column of the labels, for the Hub's layout.
+        class_map: timm's: a file with a class name per line, or a dictionary, that gives labels their numbers.
+
+    Raises:
+        ValueError: If it is neither, can't be had, or has no images.
     """
     folder = Path(data)
     if folder.is_dir() and next(folder.rglob('*.parquet'), None):
         data = f'hfds/{data}'
     if data.startswith('hfds/'):
-        dataset = create_dataset(data, None, split=split, input_key=input_key, target_key=target_key)
+        try:
+            dataset = create_dataset(
+                data, None, split=split, class_map=class_map, input_key=input_key, target_key=target_key)
+            if len(dataset):
+                dataset.reader[0]
+        except (KeyError, TypeError) as e:  # what the datasets library makes of a missing column
+            raise ValueError(
+                f'data={data!r}: needs the columns input_key={input_key!r}, target_key={target_key!r} ({e})') from e
+        except ImportError as e:
+            raise ValueError(f"data={data!r}: pip install 'timm_selfconv[data]' first ({e})") from e
     elif folder.is_dir():
-        dataset = create_dataset('', data, split=split)
+        dataset = create_dataset('', data, split=split, class_map=class_map)
         splits = [name for name in SPLITS if (folder / name).is_dir()]
         if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all that there is
             raise ValueError(f'split={split!r}: needs one of {splits} in the folder {data!r}')
     elif '/' in data and not folder.is_absolute() and data.split('/')[0] in ('torch', 'tfds', 'wds', 'hfids'):
-        dataset = create_dataset(data, data_dir, split=split)
+        dataset = create_dataset(data, data_dir, split=split, class_map=class_map)
     else:
         raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
     if not len(dataset):
         raise ValueError(f'data={data!r}: split {split!r} has no images')
-    return dataset
+    return PictureDataset(dataset.reader) if isinstance(dataset, ImageDataset) else dataset
 
 
 def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
@@ -56,14 +149,7 @@ def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
     Raises:
         ValueError: If a file is not there or not a picture; it is named.
     """
-    images = []
-    for path in paths:
-        try:
-            with Image.open(path) as image:
-                images.append(image.convert('RGB'))
-        except OSError as e:  # UnidentifiedImageError is one, and so is what a truncated picture raises
-            raise ValueError(f'image {str(path)!r}: needs a readable picture file ({type(e).__name__})') from e
-    return images
+    return [read_picture(path, str(path)) for path in paths]
 
 
 def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
@@ -103,12 +189,9 @@ def load_images(data: str, split: str, input_key: str, target_key: str, device: 
     Raises:
         ValueError: If there is no such dataset, or its images are not of one size.
     """
-    try:
-        dataset = open_dataset(data, split, None, input_key, target_key)
-        rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False))
-        pixels, labels = zip(*((np.asarray(image), label) for image, label in rows))
-    except (KeyError, TypeError) as e:  # what the datasets library makes of a missing column
-        raise ValueError(f'data={data!r}: needs the columns input_key={input_key!r}, target_key={target_key!r}') from e
+    dataset = open_dataset(data, split, None, input_key, target_key)
+    rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False))
+    pixels, labels = zip(*((np.asarray(image), label) for image, label in rows))
     shapes = {image.shape for image in pixels}
     if len(shapes) > 1:
         raise ValueError(f'data={data!r}: needs images of one size, has {sorted(shapes)[:3]}')

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import timm
 import torch
@@ -44,6 +45,68 @@ def test_accuracies_of_a_classifier_that_is_known(folder):
     assert list(result.per_class) == list(CIFAR10_CLASSES)
     assert result.per_class['truck'] == 0 and result.per_class['airplane'] == 1
     assert result.images_per_second > 0
+
+
+def test_folders_are_matched_by_name_not_by_position(tmp_path):
+    for name in ('cat', 'dog', 'Ship'):
+        label = CIFAR10_CLASSES.index(name.lower())
+        (tmp_path / name).mkdir()
+        picture(label).save(tmp_path / name / 'a.png')
+    result = evaluate(RedMeter(), str(tmp_path), progress=False)
+    assert result.top1 == 1 and list(result.per_class) == ['cat', 'dog', 'ship']
+    (tmp_path / 'Ship').rename(tmp_path / 'boat')
+    with pytest.raises(ValueError, match=r"\['boat', 'cat', 'dog'\], the model's \['airplane'"):
+        evaluate(RedMeter(), str(tmp_path), progress=False)
+    (tmp_path / 'map.txt').write_text('\n'.join(CIFAR10_CLASSES).replace('ship', 'boat'))
+    assert evaluate(RedMeter(), str(tmp_path), class_map=str(tmp_path / 'map.txt'), progress=False).top1 == 1
+
+
+def test_an_unsorted_folder_has_no_classes(tmp_path):
+    picture(3).save(tmp_path / 'a.png')
+    with pytest.raises(ValueError, match=r"classes: the dataset's are \[''\]"):
+        evaluate(RedMeter(), str(tmp_path), progress=False)
+
+
+def test_the_hub_s_label_names_are_matched_too(tmp_path):
+    datasets = pytest.importorskip('datasets')
+    names = ['ship', 'cat']  # labels 0 and 1
+    features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(names=names))
+    pictures = dict(img=[picture(CIFAR10_CLASSES.index(name)) for name in names], label=[0, 1])
+    file = tmp_path / 'data' / 'test-00000-of-00001.parquet'
+    datasets.Dataset.from_dict(pictures, features=features).to_parquet(file)
+    assert evaluate(RedMeter(), str(tmp_path / 'data'), progress=False).per_class == dict(cat=1., ship=1.)
+    for keys in (dict(input_key='image'), dict(target_key='fine_label')):
+        with pytest.raises(ValueError, match=r'needs the columns'):
+            evaluate(RedMeter(), str(tmp_path / 'data'), **keys, progress=False)
+
+
+def test_a_picture_that_cannot_be_read_is_not_replaced_by_its_neighbour(folder):
+    file = folder / 'test' / 'cat' / '0.png'
+    Image.effect_noise((64, 64), 50.).save(file)
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"image '.*cat/0.png': needs a readable picture"):
+        evaluate(RedMeter(), str(folder), progress=False)
+
+
+def test_sixteen_bits_of_grey_keep_their_shades(tmp_path):
+    grey = np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)
+    Image.fromarray(grey).save(tmp_path / 'grey.png')
+    image, = open_images([tmp_path / 'grey.png'])
+    assert abs(np.asarray(image)[..., 0] - grey / 257).max() <= 0.5
+
+
+def test_pictures_stand_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter, clockwise
+    Image.new('RGB', (9, 5)).save(tmp_path / 'turned.jpg', exif=exif)
+    assert open_images([tmp_path / 'turned.jpg'])[0].size == (5, 9)
+
+
+def test_a_decompression_bomb_is_no_picture(tmp_path, monkeypatch):
+    picture(1).save(tmp_path / 'bomb.png')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 8)
+    with pytest.raises(ValueError, match=r'bomb.png.*DecompressionBombError'):
+        open_images([tmp_path / 'bomb.png'])
 
 
 def test_labels_beyond_the_classes_are_refused(folder):

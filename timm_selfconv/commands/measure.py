@@ -13,7 +13,7 @@ def run_eval(args: argparse.Namespace) -> None:
     result = evaluation.evaluate(
         create_model(args.model, args.checkpoint, args.untrained, args.seed), args.data, split=args.split,
         batch_size=args.batch_size, data_dir=args.data_dir, input_key=args.input_key, target_key=args.target_key,
-        device=args.device)
+        device=args.device, class_map=args.class_map)
     if args.json:
         print(json.dumps(dict(model=args.model, **dataclasses.asdict(result)), indent=2))
         return

@@ -1,14 +1,14 @@
 """How good a net is: accuracy on a dataset."""
 import time
 from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 import torch
 import torch.nn as nn
 from timm.data import create_loader, resolve_data_config
 from tqdm import tqdm
 
-from timm_selfconv.data import class_names, open_dataset
+from timm_selfconv.data import class_names, match_classes, open_dataset
 
 __all__ = ['Evaluation', 'evaluate']
 
@@ -32,6 +32,7 @@ def evaluate(
         input_key: str = 'img',
         target_key: str = 'label',
         device: str = 'cpu',
+        class_map: Optional[str] = None,
         progress: bool = True,
 ) -> Evaluation:
     """Evaluate a classifier in eval mode, on images preprocessed as its configuration says.
@@ -46,15 +47,21 @@ def evaluate(
         input_key: Column of the images, for the Hub's layout.
         target_key: Column of the labels, for the Hub's layout.
         device: Where the model runs.
+        class_map: timm's class map, which numbers the labels; without it they are matched by their names with the
+            model's ``label_names``, where both have some.
         progress: Show a progress bar.
 
     Returns:
         Accuracies over all images of the split.
 
     Raises:
-        ValueError: If there is no such dataset, no images in it, or labels that the model has no class for.
+        ValueError: If there is no such dataset or device, no images in it, one that can't be read, or labels that the
+            model has no class for.
     """
-    dataset = open_dataset(data, split, data_dir, input_key, target_key)
+    dataset: Any = open_dataset(data, split, data_dir, input_key, target_key, class_map)
+    classes = None if class_map else match_classes(model, dataset)
+    if classes is not None:
+        dataset.target_transform = classes.__getitem__
     config = resolve_data_config({}, model=model)
     loader = create_loader(
         dataset,
