@@ -46,6 +46,16 @@ def test_classify(checkpoint, folder, capsys):
     assert 'picture.png' in out and 'probability' in out
 
 
+@pytest.mark.parametrize('fuse', [['--fuse'], ['--fuse', '1e-4']], ids=str)
+def test_fused_nets_classify_alike(checkpoint, folder, capsys, fuse):
+    command = ['classify', 'sa_quadratic_tiny_cifar', f'{folder}/test/3/picture.png', '--checkpoint', checkpoint]
+    for options in ([], fuse):
+        main([*command, '--json', *options])
+    out = capsys.readouterr().out
+    plain, fused = (json.loads(part + ']')[0] for part in out.split(']')[:2])
+    assert plain['class'] == fused['class'] and fused['probability'] == pytest.approx(plain['probability'], abs=1e-3)
+
+
 def test_eval(checkpoint, folder, capsys):
     command = ['eval', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder]
     main([*command, '--json'])
@@ -193,10 +203,15 @@ def test_what_prune_says_trains_the_pruned_net_on(degenerate, timm_scripts, tmp_
     torch.testing.assert_close(trained, dict(pruned), rtol=0, atol=1e-6)  # at next to no learning rate
 
 
-def test_bench_prints_a_ratio(capsys):
-    main(['bench', 'sa_quadratic_tiny_cifar', '--img-size', '8', '--batch-size', '1'])
+def test_bench_against_the_released_algorithm(capsys):
+    command = ['bench', 'sa_quadratic_tiny_cifar', '--img-size', '8', '--batch-size', '1', '2', '--seconds', '0.01']
+    main([*command, '--fuse', '1e-4'])
     out = capsys.readouterr().out
-    assert '8 x 8' in out and 'ratio' in out
+    assert out.count('released algorithm') == out.count('fused') == 2 and 'of the GEMM limit' in out
+    main([*command, '--train', '--dtype', 'bfloat16', '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert result['train'] and [(s['path'], s['batch_size'], s['dtype']) for s in result['speeds']] == [
+        (path, batch, 'bfloat16') for batch in (1, 2) for path in ('released algorithm', 'timm_selfconv')]
 
 
 def test_heads(checkpoint, capsys):
@@ -243,7 +258,8 @@ def test_demo_on_ones_own_picture(folder, capsys):
     (['classify', 'sa_quadratic_cifar', 'x.png'], 'sa_quadratic_cifar has no trained weights'),
     (['classify', 'sa_quadratic_tinny_cifar', 'x.png'], 'did you mean sa_quadratic_tiny_cifar'),
     (['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', ''], "checkpoint=''"),
-    (['bench', 'resnet18_cifar'], 'model=ResNetCifar'),
+    (['bench', 'sa_quadratic_tiny_cifar', '--train', '--fuse'], 'a fused net is for inference'),
+    (['classify', 'resnet_tiny_cifar', 'x.png', '--fuse'], 'has no SelfAttention2d layers to fuse'),
     (['heads', 'sa_quadratic_tiny_cifar', '--images', 'nowhere.png'], "image 'nowhere.png'"),
     (['run', 'nowhere.py'], "script='nowhere.py'"),
     (['eval', 'sa_quadratic_tiny_cifar', '--data', '.', '--checkpoint', 'nowhere.safetensors'],

@@ -39,6 +39,8 @@ def create_parser() -> argparse.ArgumentParser:
                                      'convolution: what the zoo has, how good it is, and what its heads look at.')
     commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     net, data, json = net_options(), data_options(), options('--json', action='store_true', help='for machines')
+    fuse = options('--fuse', type=float, nargs='?', const=0., metavar='TOLERANCE', help=(
+        'run the net fused for inference, its attention maps off by at most TOLERANCE (default: rounding alone)'))
 
     def command(module: str, name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, parents=parents)
@@ -54,7 +56,7 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--time', action='store_true', help=(
         'measure the inference time of plain attention to hierarchical too, as a ratio (a minute)'))
 
-    sub = command('measure', 'eval', 'accuracy on a dataset', net, data, json)
+    sub = command('measure', 'eval', 'accuracy on a dataset', net, fuse, data, json)
     sub.add_argument('--data', required=True, help="folder or timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
     sub.add_argument('--batch-size', type=int, default=64)
     sub.add_argument('--target-key', default='label', help='column of the labels (default: label)')
@@ -62,12 +64,17 @@ def create_parser() -> argparse.ArgumentParser:
         "timm's class map, a class name per line; without it classes are matched by their names"))
     sub.add_argument('--device', default='cpu')
 
-    sub = command('look', 'classify', 'most probable class of pictures', net, json)
+    sub = command('look', 'classify', 'most probable class of pictures', net, fuse, json)
     sub.add_argument('images', nargs='+', metavar='IMAGE')
 
-    sub = command('measure', 'bench', 'time the paths of attention against the explicit maps, as a ratio', net)
-    sub.add_argument('--img-size', type=int, nargs='+', default=[32, 64], help='sides of the images (default: 32 64)')
-    sub.add_argument('--batch-size', type=int, default=8)
+    sub = command('measure', 'bench', 'speed and memory, beside the released algorithm and the net\'s matrix products',
+                  net, fuse, json)
+    sub.add_argument('--img-size', type=int, nargs='+', default=[32], help='sides of the images (default: 32)')
+    sub.add_argument('--batch-size', type=int, nargs='+', default=[1, 4, 32], help='images a batch (default: 1 4 32)')
+    sub.add_argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both')
+    sub.add_argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards')
+    sub.add_argument('--threads', type=int, help='how many of the CPU (default: as torch chooses)')
+    sub.add_argument('--seconds', type=float, default=3., help='each is run for, at least (default: 3)')
 
     sub = command('weights', 'export', 'turn a training checkpoint into a weight file with a measured model card')
     sub.add_argument('model', metavar='MODEL')

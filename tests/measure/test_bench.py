@@ -1,9 +1,13 @@
+import copy
+
 import pytest
 import timm
 import torch
 import torch.nn as nn
 
-from timm_selfconv.measure.bench import bench_nets, bench_paths
+from timm_selfconv.measure.bench import Speed, bench, bench_nets, gemm_limit, linear_shapes, peak_memory, released
+
+SMALL = dict(embed_dim=8, mlp_dim=12, depth=2, num_heads=3)
 
 
 class Work(nn.Module):
@@ -25,13 +29,79 @@ class Work(nn.Module):
 def test_nets_take_turns_and_more_work_takes_longer():
     few, many = Work(1).train(), Work(60).train()
     seconds = bench_nets([few, many], torch.zeros(1, 1, 96, 96), min_run_time=0.005)
-    assert few.calls == many.calls > 1
+    assert few.calls == many.calls > 3
     assert seconds[1] > seconds[0] > 0
 
 
-def test_paths_are_those_of_one_net():
-    model = timm.create_model('sa_quadratic_tiny_cifar')
-    times = bench_paths(model, 32, batch_size=1, min_run_time=0.01)
-    assert times.dense > 0 and times.fused > 0 and times.ratio == times.dense / times.fused
-    with pytest.raises(ValueError, match='needs a SelfAttentionNet'):
-        bench_paths(timm.create_model('resnet_tiny_cifar'), 32)
+@pytest.mark.parametrize('kwargs', [
+    dict(), dict(encoding='quadratic_gen'), dict(encoding='learned'),
+    dict(encoding='learned', terms=('content', 'content_position')),
+    dict(encoding='learned', terms=('content', 'content_position'), hierarchical=True),
+    dict(terms=('content', 'content_position', 'key_bias', 'position')),
+    dict(encoding='quadratic_gen', terms=('key_bias',)),
+    dict(encoding='sinusoid', terms=('content',)),
+], ids=str)
+def test_the_released_algorithm_gives_the_nets_logits(kwargs, images):
+    torch.manual_seed(0)
+    model = timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs).eval().double()
+    plain, x = released(model), images(2, 3, 32, 32).double()
+    with torch.no_grad():
+        torch.testing.assert_close(plain(x), model(x))
+
+
+def test_gradients_are_equal_too(images):
+    model = timm.create_model('sa_quadratic_cifar', **SMALL).double()
+    plain, x = released(model), images(2, 3, 16, 16).double()
+    for net in (model, plain):
+        net(x).square().sum().backward()
+    for p, q in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_the_limit_is_of_all_linear_products(images):
+    model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
+    layer = [(512, 24, 8), (512, 8, 8), (512, 8, 12), (512, 12, 8)]  # value, second Linear, MLP
+    assert linear_shapes(released(model), images(2, 3, 32, 32)) == [*layer, *layer, (2, 8, 10)]
+    for train, products in ((False, 1), (True, 3)):
+        multiply = gemm_limit(released(model), images(2, 3, 32, 32), train)
+        with torch.profiler.profile() as profiler:
+            multiply()
+        calls = {event.key: event.count for event in profiler.key_averages()}
+        assert calls['aten::mm'] == products * 9
+
+
+def test_peak_memory_is_what_is_held_at_one_time():
+    def work():
+        x = torch.zeros(1000, 1000)  # 4 MB
+        y = torch.cat([x, x])  # 8 MB more
+        del x
+        return torch.cat([y, y]).sum()  # 16 MB more, 4 MB less
+
+    assert peak_memory(work, torch.device('cpu')) == pytest.approx(24e6, rel=0.01)
+
+
+def test_bench_of_our_nets_and_of_others():
+    model = timm.create_model('sa_quadratic_tiny_cifar', **SMALL)
+    state = copy.deepcopy(model.state_dict())
+    speeds = bench(model, 16, 2, 'bfloat16', fuse=0., min_run_time=0.01)
+    assert [s.path for s in speeds] == ['released algorithm', 'timm_selfconv', 'fused'] and speeds[0].ratio == 1.
+    for s in speeds:
+        assert (s.img_size, s.batch_size, s.dtype) == (16, 2, 'bfloat16')
+        assert s.images_per_second == pytest.approx(speeds[0].images_per_second * s.ratio)
+        assert s.of_gemm_limit > 0 and s.peak_memory > 0
+    trained = bench(model, 64, 2, train=True, min_run_time=0.01)
+    assert trained[0].peak_memory > 4 * 2 * 3 * 16 ** 4  # all explicit maps, one for each of two layers
+    assert trained[1].peak_memory < trained[0].peak_memory
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items()) and model.training
+
+    speed, = bench(timm.create_model('resnet_tiny_cifar'), 32, 1, min_run_time=0.01)
+    assert speed == Speed('timm_selfconv', 32, 1, 'float32', speed.images_per_second, None, None, speed.peak_memory)
+
+
+def test_bad_arguments_are_named():
+    model = timm.create_model('sa_quadratic_tiny_cifar', **SMALL)
+    for kwargs, message in ((dict(dtype='int8'), "dtype='int8'"), (dict(train=True, fuse=0.), 'for inference')):
+        with pytest.raises(ValueError, match=message):
+            bench(model, 32, 1, **kwargs)
+    with pytest.raises(ValueError, match='batch_size=0'):
+        bench(model, 32, 0)

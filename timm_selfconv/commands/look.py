@@ -18,13 +18,13 @@ from timm_selfconv.look.captions import net_caption
 from timm_selfconv.look.heads import format_heads, report_heads
 from timm_selfconv.measure import tables
 from timm_selfconv.models import CIFAR10_CLASSES
-from .nets import create_model
+from .nets import create_model, fused
 
 DEMO_MODEL = 'sa_quadratic_tiny_cifar'
 
 
 def run_classify(args: argparse.Namespace) -> None:
-    model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
+    model = fused(create_model(args.model, args.checkpoint, args.untrained, args.seed), args.fuse)
     results = classify(model, open_images(args.images))
     rows: List[Dict[str, Any]] = [
         {'picture': Path(path).name, 'class': name, 'probability': prob}

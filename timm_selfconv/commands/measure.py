@@ -3,17 +3,19 @@ import argparse
 import dataclasses
 import json
 
+import timm
+import torch
 from tabulate import tabulate
 
 from timm_selfconv.measure import bench, evaluation
-from .nets import create_model
+from .nets import create_model, fused
 
 
 def run_eval(args: argparse.Namespace) -> None:
+    model = fused(create_model(args.model, args.checkpoint, args.untrained, args.seed), args.fuse)
     result = evaluation.evaluate(
-        create_model(args.model, args.checkpoint, args.untrained, args.seed), args.data, split=args.split,
-        batch_size=args.batch_size, data_dir=args.data_dir, input_key=args.input_key, target_key=args.target_key,
-        device=args.device, class_map=args.class_map)
+        model, args.data, split=args.split, batch_size=args.batch_size, data_dir=args.data_dir,
+        input_key=args.input_key, target_key=args.target_key, device=args.device, class_map=args.class_map)
     if args.json:
         print(json.dumps(dict(model=args.model, **dataclasses.asdict(result)), indent=2))
         return
@@ -23,10 +25,25 @@ def run_eval(args: argparse.Namespace) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> None:
-    rows = []
-    model = create_model(args.model, args.checkpoint, args.checkpoint is None, args.seed)
-    for size in args.img_size:
-        times = bench.bench_paths(model, size, batch_size=args.batch_size)
-        rows.append((f'{size} x {size}', 1e3 * times.dense, 1e3 * times.fused, times.ratio))
-    print(f'{args.model}, batch {args.batch_size}, eval, float32: explicit attention maps against the path that runs')
-    print(tabulate(rows, headers=('images', 'maps [ms]', 'path [ms]', 'ratio'), floatfmt='.2f'))
+    if args.threads is not None:
+        if args.threads < 1:
+            raise ValueError(f'threads={args.threads}: needs at least 1')
+        torch.set_num_threads(args.threads)
+    has_weights = ':' in args.model or timm.is_model_pretrained(args.model)
+    model = create_model(
+        args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed)
+    speeds = [
+        speed for dtype in args.dtype for size in args.img_size for batch in args.batch_size
+        for speed in bench.bench(model, size, batch, dtype, args.train, args.fuse, args.seconds)]
+    if args.json:
+        print(json.dumps(dict(
+            model=args.model, train=args.train, threads=torch.get_num_threads(),
+            speeds=[dataclasses.asdict(speed) for speed in speeds]), indent=2))
+        return
+    print(f"{args.model}, {'forward and backward' if args.train else 'eval'}, {torch.get_num_threads()} threads: "
+          'medians of batches, all taking turns')
+    print(tabulate(
+        [(s.img_size, s.batch_size, s.dtype, s.path, s.images_per_second, s.ratio, s.of_gemm_limit, s.peak_memory / 1e6)
+         for s in speeds],
+        headers=('pixels', 'batch', 'dtype', '', 'images a second', 'ratio', 'of the GEMM limit', 'peak [MB]'),
+        floatfmt=('', '', '', '', '.2f', '.2f', '.2f', '.1f'), missingval='-'))

@@ -9,9 +9,14 @@ import torch
 import torch.nn as nn
 from safetensors import SafetensorError
 
-from timm_selfconv import hub
+from timm_selfconv import fuse, hub
 
-__all__ = ['create_model']
+__all__ = ['create_model', 'fused']
+
+
+def fused(model: nn.Module, tolerance: Optional[float]) -> nn.Module:
+    """A net fused within a tolerance, to rounding for 0, or as it is for None."""
+    return model if tolerance is None else fuse(model, tolerance or None)
 
 
 def create_model(

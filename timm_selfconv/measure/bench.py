@@ -1,32 +1,126 @@
-"""Which net, or which path of attention, is how much faster, measured in one run."""
+"""How fast a net is: against the released algorithm, and against its own matrix products, measured in one run."""
+import contextlib
+import copy
+import json
 import statistics
+import tempfile
 from dataclasses import dataclass
-from typing import List, Sequence
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 
+from timm_selfconv import theory
+from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.models import SelfAttentionNet
-from timm_selfconv.look.attention_maps import explicit_maps
 
-__all__ = ['PathTimes', 'bench_nets', 'bench_paths']
+__all__ = ['ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released', 'take_turns']
+
+
+class ReleasedAttention(nn.Module):
+    """A layer as the papers' code computes it: all probabilities, the product with the input, two Linear layers.
+
+    https://github.com/epfml/attention-cnn: scores of every query for every key, a softmax over the keys' two axes, and
+    one einsum of probabilities (heads, H, W, H, W), or with content (B, heads, H, W, H, W), with the hidden states.
+    """
+
+    def __init__(self, attn: SelfAttention2d):
+        """
+        Args:
+            attn: The layer, whose parameters are used.
+        """
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Attend; x and the result have shape (B, H, W, dim)."""
+        attn, (batch, height, width, dim) = self.attn, x.shape
+        shape = height, width, attn.num_heads, dim
+        scores, query = x.new_zeros(height, width, 1, 1), None
+        encoded = attn.encoding(x) if attn.absolute else x
+        if attn.has_query:
+            query = attn.query(encoded).view(batch, *shape).permute(0, 3, 1, 2, 4) * attn.scale
+        if attn.relative:
+            rows, cols, cross = attn.encoding(query, height, width)
+            scores = rows[..., :, None] + cols[..., None, :] + (0. if cross is None else cross)
+        if attn.has_key:
+            keys = (attn.key(encoded).view(batch, *shape).permute(0, 3, 1, 2, 4) if key is None else
+                    key.unflatten(2, (height, width)))
+            if attn.has_content:
+                scores = scores + torch.einsum('bhijd,bhkld->bhijkl', query, keys)
+            if attn.has_key_bias:
+                scores = scores + torch.einsum('hd,bhkld->bhkl', attn.key_bias * attn.scale, keys)[:, :, None, None]
+        probs = scores.flatten(-2).softmax(dim=-1).view(scores.shape)
+        probs = attn.attn_drop(probs).to(x.dtype)
+        if len(probs) == 1:
+            gathered = torch.einsum('hijkl,bkld->bijhd', probs[0], x)
+        else:
+            gathered = torch.einsum('bhijkl,bkld->bijhd', probs, x)
+        return attn.proj_drop(attn.proj(attn.value(gathered.reshape(batch, height, width, -1))))
+
+    def keys(self, x: torch.Tensor) -> torch.Tensor:
+        """See :meth:`SelfAttention2d.keys`."""
+        return self.attn.keys(x)
+
+    @property
+    def has_key(self) -> bool:
+        return self.attn.has_key
+
+
+def released(model: SelfAttentionNet) -> SelfAttentionNet:
+    """A copy of a net that computes the same by the released algorithm."""
+    model = copy.deepcopy(model)
+    for block in model.blocks:
+        block.attn = ReleasedAttention(block.attn)
+    return model
 
 
 @dataclass(frozen=True)
-class PathTimes:
-    """Median seconds a batch through the explicit maps and through the path that runs by default."""
-    dense: float
-    fused: float
+class Speed:
+    """How fast one way to compute a net was.
 
-    @property
-    def ratio(self) -> float:
-        return self.dense / self.fused
+    Attributes:
+        path: 'released algorithm', the net's own 'timm_selfconv', or 'fused'.
+        img_size: Side of the images, in pixels.
+        batch_size: Images a batch.
+        dtype: 'float32' or 'bfloat16'.
+        images_per_second: By the median time of a batch.
+        ratio: Images a second over those of the released algorithm, None without it.
+        of_gemm_limit: Images a second over those of the net's Linear products alone, see :func:`gemm_limit`.
+        peak_memory: Most bytes that tensors made meanwhile held at one time, see :func:`peak_memory`.
+    """
+    path: str
+    img_size: int
+    batch_size: int
+    dtype: str
+    images_per_second: float
+    ratio: Optional[float]
+    of_gemm_limit: Optional[float]
+    peak_memory: int
 
 
-def timer(model: nn.Module, images: torch.Tensor) -> Timer:
-    """A timer of a net's forward, on all threads that torch has been given."""
-    return Timer('model(images)', globals=dict(model=model, images=images), num_threads=torch.get_num_threads())
+def take_turns(steps: Sequence[Callable[[], Any]], min_run_time: float = 1.0) -> List[float]:
+    """Time functions, taking turns, on all threads that torch has been given.
+
+    Args:
+        steps: The functions.
+        min_run_time: Seconds that each is run for, at least, and three times.
+
+    Returns:
+        Median seconds a call, one a function; their first calls, which allocate, are left out.
+    """
+    timers = [Timer('step()', globals=dict(step=step), num_threads=torch.get_num_threads()) for step in steps]
+    seconds: List[List[float]] = [[] for _ in steps]
+    for timer in timers:
+        timer.timeit(1)
+    while min(map(sum, seconds)) < min_run_time or len(seconds[0]) < 3:
+        for timer, times in zip(timers, seconds):
+            times.append(timer.timeit(1).median)
+    return [statistics.median(times) for times in seconds]
 
 
 def bench_nets(models: Sequence[nn.Module], images: torch.Tensor, min_run_time: float = 1.0) -> List[float]:
@@ -35,50 +129,134 @@ def bench_nets(models: Sequence[nn.Module], images: torch.Tensor, min_run_time: 
     Args:
         models: The nets; they are left in eval mode.
         images: Images that all of them take, shape (B, C, height, width).
-        min_run_time: Seconds that each net is run for, at least.
+        min_run_time: See :func:`take_turns`.
 
     Returns:
         Median seconds a batch, one a net.
     """
-    timers = [timer(model.eval(), images) for model in models]
-    seconds: List[List[float]] = [[] for _ in models]
     with torch.inference_mode():
-        for turn in timers:
-            turn.timeit(1)  # first calls allocate
-        while min(map(sum, seconds)) < min_run_time:
-            for turn, times in zip(timers, seconds):
-                times.append(turn.timeit(1).median)
-    return [statistics.median(times) for times in seconds]
+        return take_turns([step(model, images, train=False) for model in models], min_run_time)
 
 
-def bench_paths(
+def step(model: nn.Module, images: torch.Tensor, train: bool) -> Callable[[], Any]:
+    """An eval forward, or forward, cross-entropy and backward in training mode; the optimiser is left out."""
+    model.train(train)
+    if not train:
+        return lambda: model(images)
+    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
+
+    def training_step() -> None:
+        model.zero_grad(set_to_none=True)
+        F.cross_entropy(model(images).float(), labels).backward()
+    return training_step
+
+
+def linear_shapes(model: nn.Module, images: torch.Tensor) -> List[Tuple[int, int, int]]:
+    """Rows, input and output features of all products that a net's Linear layers take in a forward."""
+    shapes: List[Tuple[int, int, int]] = []
+
+    def look(module: nn.Linear, args: Tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        shapes.append((args[0].numel() // module.in_features, module.in_features, module.out_features))
+
+    hooks = [m.register_forward_hook(look) for m in model.modules() if isinstance(m, nn.Linear)]
+    try:
+        with torch.no_grad():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return shapes
+
+
+def gemm_limit(model: nn.Module, images: torch.Tensor, train: bool) -> Callable[[], Any]:
+    """A net's Linear products alone, on buffers of their shapes: forward, in training both gradients too."""
+    products = []
+    for rows, features, out_features in linear_shapes(model, images):
+        x, y = images.new_ones(rows, features), images.new_ones(rows, out_features)
+        products.append((x, images.new_ones(out_features, features), y))
+
+    def multiply() -> None:
+        for x, weight, y in products:
+            F.linear(x, weight)
+            if train:
+                y @ weight
+                y.T @ x
+    return multiply
+
+
+def peak_memory(function: Callable[[], Any], device: torch.device) -> int:
+    """Most bytes that what a function makes holds at one time.
+
+    On a GPU by torch's count, elsewhere by what its profiler sees allocated and freed: no buffers inside of kernels.
+    """
+    if device.type == 'cuda':
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, 'trace.json')
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())['traceEvents']
+    held = peak = 0
+    for event in sorted((e for e in events if e.get('name') == '[memory]'), key=lambda e: e['ts']):
+        held += event['args']['Bytes']
+        peak = max(peak, held)
+    return peak
+
+
+def bench(
         model: nn.Module,
         img_size: int,
-        batch_size: int = 8,
-        min_run_time: float = 1.0,
-) -> PathTimes:
-    """Time a net's eval forward with explicit attention maps and without, one after the other on the same images.
+        batch_size: int,
+        dtype: str = 'float32',
+        train: bool = False,
+        fuse: Optional[float] = None,
+        min_run_time: float = 3.0,
+) -> List[Speed]:
+    """How fast a net is, beside the released algorithm and its own matrix products, all taking turns.
 
     Args:
-        model: A :class:`SelfAttentionNet`; it is left in eval mode and at that image size.
+        model: The net; it is copied and left as it is. Only a :class:`SelfAttentionNet` has a released algorithm and
+            consists of Linear layers; others are timed alone.
         img_size: Side of the square images, in pixels.
         batch_size: Images a batch.
-        min_run_time: Seconds that each path is run for.
+        dtype: 'float32' or 'bfloat16', of the net and the images.
+        train: Time forward, cross-entropy and backward instead of eval forwards.
+        fuse: Time the net fused too, with this tolerance of :func:`timm_selfconv.fuse`, 0 for none.
+        min_run_time: See :func:`take_turns`.
 
     Returns:
-        Median times of both paths.
+        Speeds: the released algorithm's (if there is one), the net's, the fused net's (if asked for).
 
     Raises:
-        ValueError: If it is another kind of net.
+        ValueError: If an argument is out of range.
     """
-    if not isinstance(model, SelfAttentionNet):
-        raise ValueError(f'model={type(model).__name__}: needs a SelfAttentionNet')
-    model.eval()
-    model.set_input_size(img_size)
-    images = torch.randn(batch_size, model.in_chans, img_size, img_size)
-    forward = timer(model, images)
-    with torch.inference_mode():
-        with explicit_maps(model):
-            dense = forward.blocked_autorange(min_run_time=min_run_time).median
-        fused = forward.blocked_autorange(min_run_time=min_run_time).median
-    return PathTimes(dense, fused)
+    if dtype not in ('float32', 'bfloat16'):
+        raise ValueError(f"dtype={dtype!r}: needs 'float32' or 'bfloat16'")
+    if batch_size < 1:
+        raise ValueError(f'batch_size={batch_size}: needs at least 1')
+    if fuse is not None and train:
+        raise ValueError(f'fuse={fuse} and train: a fused net is for inference, choose one of them')
+    net: Any = copy.deepcopy(model).to(getattr(torch, dtype))
+    if hasattr(net, 'set_input_size'):
+        net.set_input_size(img_size=img_size)
+    first = next(net.parameters())
+    images = torch.randn(batch_size, net.in_chans, img_size, img_size, device=first.device, dtype=first.dtype)
+
+    nets: Dict[str, nn.Module] = {'timm_selfconv': net}
+    if isinstance(net, SelfAttentionNet):
+        nets = {'released algorithm': released(net), **nets}
+    if fuse is not None:
+        nets['fused'] = theory.fuse(net, fuse or None)
+    steps = [step(net, images, train) for net in nets.values()]
+    limits = [gemm_limit(nets['released algorithm'], images, train)] if isinstance(net, SelfAttentionNet) else []
+    with contextlib.nullcontext() if train else torch.inference_mode():
+        seconds = take_turns([*steps, *limits], min_run_time)
+        memory = [peak_memory(function, first.device) for function in steps]
+    return [
+        Speed(path, img_size, batch_size, dtype, batch_size / time,
+              seconds[0] / time if limits else None, seconds[-1] / time if limits else None, held)
+        for path, time, held in zip(nets, seconds, memory)]
