@@ -252,3 +252,37 @@ def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
 def test_nets_without_footprints_are_refused():
     with pytest.raises(ValueError, match='model=ResNetCifar: has no SanAttention2d'):
         footprint_weights(timm.create_model('resnet18_cifar'), torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize('encoding,terms', [
+    ('quadratic', ('position',)), ('quadratic_gen', ('position',)), ('quadratic_gen', ('content', 'position'))])
+def test_maps_are_right_however_far_a_centre_and_however_sharp(encoding, terms):
+    """Against float64, scores in full: centres up to 1e4 pixels away, spreads from 0 to 1e3."""
+    torch.manual_seed(0)
+    centers = torch.tensor([(c, d) for c in (0., -0.4, 40., -1e4) for d in (0.5, 3e3)])
+    spreads = torch.tensor([0., 1e-3, 0.1, 1., 30., 1e3])
+    heads = len(centers) * len(spreads)
+    model = timm.create_model(
+        'sa_quadratic_cifar', embed_dim=8, mlp_dim=8, depth=1, num_heads=heads, terms=terms, encoding=encoding)
+    attn = model.blocks[0].attn
+    centers, spreads = centers.repeat_interleave(len(spreads), 0), spreads.repeat(heads // len(spreads))
+    turn = torch.tensor([[1., 0.3], [0., 1.]]) if encoding == 'quadratic_gen' else torch.eye(2)
+    roots = spreads[:, None, None] * turn
+    with torch.no_grad():
+        attn.encoding.centers.copy_(centers)
+        attn.encoding.spreads.copy_(roots if encoding == 'quadratic_gen' else spreads)
+    inputs = []
+    attn.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
+    maps, = timm_selfconv.attention_maps(model, torch.randn(1, 3, 10, 12))
+    delta = torch.stack(torch.meshgrid(torch.arange(5.), torch.arange(6.), indexing='ij'), -1).flatten(0, 1).double()
+    delta = (delta[None] - delta[:, None]) @ roots.double()[:, None]  # head, query, key
+    far = centers.double()[:, None, None] @ roots.double()[:, None]
+    scores = (delta * far).sum(-1) - 0.5 * delta.square().sum(-1)  # less a constant of 1e13, which would cost digits
+    if 'content' in terms:
+        query, key = (
+            torch.nn.functional.linear(inputs[0].double(), linear.weight.double(), linear.bias.double())
+            .view(30, heads, 8).transpose(0, 1) for linear in (attn.query, attn.key))
+        scores = scores + query @ key.mT / 8 ** 0.5
+    expected = scores.softmax(-1).view(heads, 5, 6, 5, 6)
+    assert maps.isfinite().all()
+    torch.testing.assert_close(maps[0].double(), expected.detach(), atol=1e-4, rtol=0)

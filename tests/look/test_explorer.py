@@ -342,7 +342,7 @@ def test_screen(scheme, width, open_page):
     for tile in tiles:
         box = tile.bounding_box()
         place = (box['x'], box['y'], box['x'] + box['width'], box['y'] + box['height'])
-        assert len(shot.crop(place).getcolors()) > 3  # a map and a frame, not one colour
+        assert len(shot.crop(place).getcolors()) > 2  # a map, however flat, and a frame of two colours
     assert any(colour == (0xfd, 0xe7, 0x25) for _, colour in shot.getcolors(1 << 24))  # the scale's last
 
 

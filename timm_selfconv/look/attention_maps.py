@@ -10,6 +10,7 @@ from timm.models.eva import EvaAttention
 from timm.models.vision_transformer_relpos import RelPosAttention
 
 from timm_selfconv.layers import SanAttention2d, SelfAttention2d, TokenAttention
+from timm_selfconv.layers.encodings import at_least_float32
 from timm_selfconv.models import ResVit
 
 __all__ = [
@@ -148,11 +149,17 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
         ValueError: If the model has no such layers, or others besides.
     """
     maps: List[torch.Tensor] = []
+
+    def look(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
+        # in float64: a centre may be thousands of pixels away
+        probs = copy.deepcopy(layer).double().attention_probs(*(x.double() for x in args if x is not None))
+        maps.append(probs.to(at_least_float32(args[0]).dtype))
+
     net = private_copy(model)
     layers = attention_layers(net)
     if all(isinstance(layer, SelfAttention2d) for layer in layers):
         for layer in layers:
-            layer.register_forward_pre_hook(lambda layer, args: maps.append(layer.attention_probs(*args)))
+            layer.register_forward_pre_hook(look)
     else:
         prefix, grid = patch_grid(net, images)
         for layer in layers:
