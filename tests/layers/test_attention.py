@@ -1,5 +1,7 @@
+import copy
 import itertools
 import math
+import threading
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from timm_selfconv.layers import RELATIVE, SelfAttention2d, TERMS
+from timm_selfconv.layers import RELATIVE, SelfAttention2d, TERMS, attention, explicit_maps
 
 SUBSETS = [s for n in range(1, 5) for s in itertools.combinations(TERMS, n)]
 
@@ -22,7 +24,7 @@ def randomise(attn):
 def reference(attn, x, terms, encoding):
     """Equations (1), (3), (4) and (8), one query, key and head at a time."""
     batch, height, width, dim = x.shape
-    e, pixels = attn.encoding if hasattr(attn, 'encoding') else None, list(
+    e, pixels = attn.encoding, list(
         itertools.product(range(height), range(width)))
 
     def linear(m, v, h):
@@ -57,8 +59,8 @@ def reference(attn, x, terms, encoding):
             scores = []
             for k, m in pixels:
                 scored = attn.encoding(x) if attn.absolute else x
-                query = linear(attn.query, scored[b, i, j], h) if attn.has_query else None
-                key = linear(attn.key, scored[b, k, m], h) if attn.has_key else None
+                query = linear(attn.query, scored[b, i, j], h) if attn.query is not None else None
+                key = linear(attn.key, scored[b, k, m], h) if attn.key is not None else None
                 score = 0.
                 if 'content' in terms:
                     score += query @ key / math.sqrt(dim)
@@ -80,7 +82,7 @@ CASES = [(e, t) for e in RELATIVE for t in SUBSETS] + [('sinusoid', ('content',)
 
 
 @pytest.mark.parametrize('encoding,terms', CASES, ids=lambda v: v if isinstance(v, str) else '+'.join(v))
-def test_every_choice_of_terms_is_equation_8(encoding, terms):
+def test_every_choice_of_terms_is_equation_8(encoding, terms, monkeypatch):
     torch.manual_seed(0)
     attn = randomise(SelfAttention2d(4, 2, terms, encoding, grid_size=(3, 2), dtype=torch.float64)).eval()
     x = torch.randn(2, 3, 2, 4, dtype=torch.float64)
@@ -88,7 +90,9 @@ def test_every_choice_of_terms_is_equation_8(encoding, terms):
         expected, maps = reference(attn, x, terms, encoding)
         torch.testing.assert_close(attn(x), expected)
         torch.testing.assert_close(attn.attention_probs(x), maps)
-        attn.fused_attn = False
+        with explicit_maps():
+            torch.testing.assert_close(attn(x), expected)
+        monkeypatch.setattr(attention, 'CPU_MAP_BYTES', 1)  # a row of queries after the other
         torch.testing.assert_close(attn(x), expected)
 
 
@@ -192,6 +196,86 @@ def test_maps_of_half_precision_layers_are_made_in_float32(dtype, encoding):
     with torch.autocast('cpu', torch.bfloat16):
         torch.testing.assert_close(attn.attention_probs(x), probs)
     torch.testing.assert_close(attn.float().attention_probs(x.float()), probs)
+
+
+@pytest.mark.parametrize('center', [0.3, 16., 32., 256., 4096., 1e4])
+@pytest.mark.parametrize('spread', [0., 0.01, 1., 1e3])
+@pytest.mark.parametrize('terms', [('position',), ('content', 'position'), TERMS])
+def test_far_and_sharp_heads_in_float32(center, spread, terms):
+    """Maps and outputs, on whatever path, against float64."""
+    torch.manual_seed(0)
+    attn = SelfAttention2d(8, 3, terms).eval()
+    with torch.no_grad():
+        attn.encoding.centers.copy_(torch.tensor([[center, 0.7], [-0.5, -center], [center, -center]]))
+        attn.encoding.spreads.fill_(spread)
+        x = torch.randn(2, 16, 16, 8)
+        exact = copy.deepcopy(attn).double()
+        torch.testing.assert_close(
+            attn.attention_probs(x).double(), exact.attention_probs(x.double()), rtol=0, atol=1e-4)
+        expected = exact(x.double())
+        torch.testing.assert_close(attn(x).double(), expected, rtol=1e-4, atol=1e-4)
+        with explicit_maps():
+            torch.testing.assert_close(attn(x).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('center', [1., 16., 32., 4096.])
+@pytest.mark.parametrize('dtype,tolerance', [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
+@pytest.mark.parametrize('fused', [True, False])
+def test_content_and_far_centres_in_half_precision(center, dtype, tolerance, fused, monkeypatch):
+    monkeypatch.setattr(attention, 'half_on_cpu', lambda parameter: not fused)
+    torch.manual_seed(0)
+    attn = SelfAttention2d(32, 3, ('content', 'position')).eval()
+    with torch.no_grad():
+        attn.encoding.centers.fill_(center)
+        x = torch.randn(2, 16, 16, 32)
+        expected = copy.deepcopy(attn).double()(x.double())
+        with torch.autocast('cpu', dtype):
+            out = attn(x)
+        assert (out - expected).norm() < tolerance * expected.norm()
+
+
+def test_other_threads_do_not_see_explicit_maps():
+    attn = SelfAttention2d(4, 3).eval()
+    x = torch.randn(1, 16, 16, 4)
+    numel = []
+
+    def forward():
+        with LargestTensor() as largest, torch.no_grad():
+            attn(x)
+        numel.append(largest.numel)
+
+    with explicit_maps():
+        with explicit_maps():
+            forward()
+        other = threading.Thread(target=forward)
+        other.start()
+        other.join()
+        forward()
+    forward()
+    assert numel[0] == numel[2] >= 3 * 16 ** 4 and numel[1] == numel[3] <= 3 * 16 ** 2 * 16
+
+
+@pytest.mark.parametrize('encoding,terms', [
+    ('quadratic_gen', ('position',)), ('learned', ('content', 'content_position')), ('quadratic', TERMS)])
+def test_large_images_never_hold_all_scores(encoding, terms):
+    side, heads = 48, 2
+    attn = SelfAttention2d(4, heads, terms, encoding, grid_size=(side, side)).eval()
+    x = torch.randn(1, side, side, 4)
+    with torch.no_grad():
+        expected = attn(x)
+        with pytest.MonkeyPatch.context() as patch, LargestTensor() as largest:
+            patch.setattr(attention, 'CPU_MAP_BYTES', 4 * heads * side ** 3 * 6)
+            out = attn(x)
+    torch.testing.assert_close(out, expected)
+    assert largest.numel <= heads * side ** 3 * 6
+
+
+@pytest.mark.parametrize('encoding,terms', [
+    ('quadratic', ('position',)), ('quadratic_gen', TERMS), ('learned', TERMS), ('sinusoid', ('content',))])
+def test_torchscript(encoding, terms):
+    attn = SelfAttention2d(8, 2, terms, encoding, grid_size=(4, 4)).eval()
+    x = torch.randn(2, 4, 4, 8)
+    torch.testing.assert_close(torch.jit.script(attn)(x), attn(x))
 
 
 @pytest.mark.parametrize('kwargs,match', [

@@ -70,11 +70,45 @@ def test_full_precision_scores_are_the_gaussian_quadratic_form(height, width, se
     torch.nn.init.normal_(encoding.spreads)
     rows, cols, cross = encoding(None, height, width)
     scores = (rows[..., :, None] + cols[..., None, :] + cross)[0]
+    row_table, col_table, coupling = encoding.offset_tables(height, width)
     precision = precision_matrices(encoding.spreads)
-    for h in range(3):
-        for q1, q2, k1, k2 in [(0, 0, height - 1, width - 1), (height - 1, 0, 0, width // 2)]:
-            e = torch.tensor([k1 - q1, k2 - q2], dtype=torch.float64) - encoding.centers[h]
-            torch.testing.assert_close(scores[h, q1, q2, k1, k2], -0.5 * e @ precision[h] @ e)
+    for h, q1, q2 in [(0, 0, 0), (1, height - 1, 0), (2, height // 2, width - 1)]:
+        d1, d2 = torch.meshgrid(torch.arange(height) - q1, torch.arange(width) - q2, indexing='ij')
+        e = torch.stack([d1, d2], dim=-1) - encoding.centers[h]
+        expected = -0.5 * torch.einsum('ija,ab,ijb->ij', e, precision[h], e)
+        constant = scores[h, q1, q2] - expected
+        torch.testing.assert_close(constant, constant[:1, :1].expand_as(constant))
+        tabled = row_table[h, d1 + height - 1] + col_table[h, d2 + width - 1] + coupling[h] * d1 * d2
+        constant = tabled - expected
+        torch.testing.assert_close(constant, constant[:1, :1].expand_as(constant))
+
+
+@pytest.mark.parametrize('spread', [0., 1e-3, 0.03, 1., 30., 1e3])
+@pytest.mark.parametrize('size', [16, 112])
+def test_gaussian_scores_in_float32_are_right_however_far_and_sharp(spread, size):
+    centers = torch.cat([torch.randn(40) * size, torch.tensor([3.5, 3.5000002, -0.5, 0., 256., 4096.3, 1e4, -9999.7])])
+    probs = gaussian_axis_scores(centers, torch.full_like(centers, spread).square(), size).softmax(-1)
+    distance = axis_offsets(size, centers.double()) - centers.double()[:, None, None]
+    expected = (-0.5 * torch.tensor(spread).double() ** 2 * distance.square()).softmax(-1)
+    torch.testing.assert_close(probs.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gaussian_scores_are_numbers_for_all_numbers():
+    largest = torch.finfo(torch.float32).max
+    numbers = torch.tensor([0., 1e-30, 1e4, 1e20, largest, -largest])
+    centers, precision = torch.cartesian_prod(numbers, numbers.abs()).T
+    assert gaussian_axis_scores(centers, precision, 5).softmax(-1).isfinite().all()
+
+
+@pytest.mark.parametrize('first,last', [(0, 2), (1, 4), (3, 4)])
+def test_some_rows_of_queries_are_those_of_all(first, last):
+    for encoding in (QuadraticEncoding(2, 6, full=True, content_position=True),
+                     QuadraticEncoding(2, 6), LearnedEncoding(2, 6, (4, 5), content_position=True)):
+        query = torch.randn(3, 2, 4, 5, 6)
+        some, whole = encoding(query[:, :, first:last], 4, 5, first, last), encoding(query, 4, 5)
+        for a, b in zip(some, whole):
+            if b is not None:
+                torch.testing.assert_close(a, b[:, :, first:last] if b.shape[2] == 4 else b)
 
 
 def test_initial_centres_and_spreads_follow_the_released_code():

@@ -17,7 +17,7 @@ import timm_selfconv
 from timm_selfconv.look import explorer
 from timm_selfconv.look.attention_maps import footprint_weights
 from timm_selfconv.data import preprocess
-from timm_selfconv.look.explorer import LEVELS, explorer_page, offset_tables, pack, pack_maps, quantise, \
+from timm_selfconv.look.explorer import LEVELS, explorer_page, pack, pack_maps, quantise, \
     shared_bytes
 from timm_selfconv.layers import SelfAttention2d
 
@@ -405,7 +405,7 @@ def test_offset_tables(name, grid):
     layer = create(name).blocks[0].attn
     with torch.no_grad():
         expected = layer.scores(torch.zeros(1, *grid, 16))[0].view(3, *grid, *grid).double()
-    rows, cols, cross = offset_tables(layer, *grid)
+    rows, cols, cross = layer.encoding.offset_tables(*grid)
     for q1 in range(grid[0]):
         for q2 in range(grid[1]):
             for k1 in range(grid[0]):

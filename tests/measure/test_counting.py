@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from timm_selfconv.look.attention_maps import explicit_maps
+from timm_selfconv.layers import explicit_maps
 from timm_selfconv.measure.counting import count
 from timm_selfconv.models import zoo_names
 
@@ -102,7 +102,7 @@ def test_every_net_of_the_zoo_is_counted_whole(name):
     counts = count(model)  # an operator that nothing counts would raise
     assert counts.linear_conv_flops <= counts.flops <= counts.dense_flops
     assert counts.flops == dispatched(model)
-    with explicit_maps(model):
+    with explicit_maps():
         assert counts.dense_flops == dispatched(model)
 
 

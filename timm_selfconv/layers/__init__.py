@@ -8,7 +8,7 @@
 
 Nothing but torch and timm.layers is imported here.
 """
-from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores
+from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores, explicit_maps
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, axis_offsets, gaussian_axis_scores, \
     precision_matrices, relative_table, resample_table
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d

@@ -1,5 +1,7 @@
 """Multi-head self-attention over a pixel grid, every term of the paper's equation (8) in one module."""
-from typing import TYPE_CHECKING, Final, Optional, Sequence, Tuple
+import contextlib
+from contextvars import ContextVar
+from typing import Any, Final, Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -8,14 +10,29 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32, select_parameter
-from .separable import axis_probs, gather, separable_attention
+from .separable import axis_probs, gather, must_be_plain, separable_attention
 
-__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores']
+__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
 
 TERMS = ('content', 'content_position', 'key_bias', 'position')
 RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
 ABSOLUTE = ('sinusoid', 'absolute')
 ENCODINGS = RELATIVE + ABSOLUTE
+# bytes of scores of all heads that are held at once, where nothing asks for whole maps
+CPU_MAP_BYTES = 2 ** 27
+DEVICE_MAP_BYTES = 2 ** 31
+
+_explicit = ContextVar('explicit_maps', default=False)
+
+
+@contextlib.contextmanager
+def explicit_maps() -> Iterator[None]:
+    """Let SelfAttention2d layers make explicit maps meanwhile, in this thread (or task) alone."""
+    token = _explicit.set(True)
+    try:
+        yield
+    finally:
+        _explicit.reset(token)
 
 
 def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
@@ -40,16 +57,19 @@ def dense_scores(rows: torch.Tensor, cols: torch.Tensor, cross: Optional[torch.T
     """Scores of every query for every key from what the two axes give.
 
     Args:
-        rows: Row scores, shape (B, heads, H, W or 1, H), query before key.
-        cols: Column scores, shape (B, heads, H or 1, W, W).
-        cross: What couples the axes, shape (B, heads, H, W, H, W), or None.
+        rows: Row scores of Q rows of queries, shape (B, heads, Q, W or 1, H), query before key.
+        cols: Column scores, shape (B, heads, Q or 1, W, W).
+        cross: What couples the axes, shape (B, heads, Q, W, H, W), or None.
 
     Returns:
-        Scores, shape (B, heads, H W, H W).
+        Scores to a constant a query, the largest of which is 0, shape (B, heads, Q W, H W).
     """
+    # maxima first, an axis at a time: large scores of one would swallow the other's, and half precision both
+    rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
     scores = rows[..., :, None] + cols[..., None, :]
     if cross is not None:
         scores = scores + cross
+        scores = scores - scores.detach().amax((-2, -1), keepdim=True)
     return scores.flatten(4).flatten(2, 3)
 
 
@@ -70,7 +90,30 @@ def scaled_dot_product_attention(
 
 def is_plain_linear(module: nn.Module) -> bool:
     """Whether weight and bias say all about a module: no other class in its place, no hook that waits for its call."""
-    return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
+    return type(module) is nn.Linear and not hooked(module)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for a module's input or output."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def half_on_cpu(parameter: torch.Tensor) -> bool:
+    """Whether products with a parameter run in half precision on a CPU, autocast included."""
+    if parameter.device.type != 'cpu':
+        return False
+    autocast = torch.is_autocast_enabled('cpu') and parameter.dtype != torch.float64
+    dtype = torch.get_autocast_dtype('cpu') if autocast else parameter.dtype
+    return dtype == torch.bfloat16 or dtype == torch.float16
+
+
+def rows_at_once(x: torch.Tensor, maps: int) -> int:
+    """How many rows of queries fit the memory for scores, 0 for all; x of shape (B, H, W, C), so many maps of it."""
+    if must_be_plain(x):
+        return 0
+    row = maps * x.shape[2] * x.shape[1] * x.shape[2] * torch.promote_types(x.dtype, torch.float32).itemsize
+    fit = (CPU_MAP_BYTES if x.device.type == 'cpu' else DEVICE_MAP_BYTES) // max(1, row)
+    return 0 if fit >= x.shape[1] else max(1, fit)
 
 
 class SelfAttention2d(nn.Module):
@@ -88,16 +131,10 @@ class SelfAttention2d(nn.Module):
     through ``scaled_dot_product_attention``. Both give way to an explicit map, softmax then ``attn_drop``, where that
     is asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities that have factors alone.
     """
-    if TYPE_CHECKING:  # torchscript knows no modules of several kinds
-        encoding: nn.Module
     fused_attn: bool
     absolute: Final[bool]
     relative: Final[bool]
     separable: Final[bool]
-    has_query: Final[bool]
-    has_key: Final[bool]
-    has_key_bias: Final[bool]
-    has_content: Final[bool]
 
     def __init__(
             self,
@@ -135,6 +172,7 @@ class SelfAttention2d(nn.Module):
         if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
             raise ValueError(f'num_heads={num_heads!r}: needs an integer of at least 1')
 
+        self.terms = terms
         self.dim = dim
         self.num_heads = num_heads
         self.scale = dim ** -0.5
@@ -142,38 +180,33 @@ class SelfAttention2d(nn.Module):
         self.absolute = encoding in ABSOLUTE
         self.relative = 'position' in terms or 'content_position' in terms
         self.separable = terms == ('position',) and encoding != 'quadratic_gen'
-        self.has_query = 'content' in terms or 'content_position' in terms
-        self.has_key = 'content' in terms or 'key_bias' in terms
-        self.has_key_bias = 'key_bias' in terms
-        self.has_content = 'content' in terms
+        has_query = 'content' in terms or 'content_position' in terms
+        has_key = 'content' in terms or 'key_bias' in terms
 
+        module: Any = None
         if self.absolute:
-            self.encoding = AbsoluteEncoding(dim, grid_size, learned=encoding == 'absolute', **dd)
+            module = AbsoluteEncoding(dim, grid_size, learned=encoding == 'absolute', **dd)
         elif self.relative:
             kept = dict(position='position' in terms, content_position='content_position' in terms)
             if encoding == 'learned':
-                self.encoding = LearnedEncoding(num_heads, dim, grid_size, **kept, **dd)
+                module = LearnedEncoding(num_heads, dim, grid_size, **kept, **dd)
             else:
-                self.encoding = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
-        if self.has_query:
-            self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd)
-        if self.has_key:
-            self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd)
-        if self.has_key_bias:
-            self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd))
+                module = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
+        self.encoding = module
+        self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
+        self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
+        self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd)) if 'key_bias' in terms else None
         self.attn_drop = nn.Dropout(attn_drop)
         self.value = nn.Linear(num_heads * dim, dim, **dd)
         self.proj = nn.Linear(dim, dim, **dd) if proj else nn.Identity()
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 
-    @torch.jit.ignore
     def reset_parameters(self) -> None:
         """Initialise what is this module's own; its parts initialise themselves."""
-        if self.has_key_bias:
+        if self.key_bias is not None:
             trunc_normal_(self.key_bias, std=0.02)
 
-    @torch.jit.ignore
     def keep_heads(self, heads: Sequence[int]) -> None:
         """Keep these heads, in this order, and drop the others with every parameter of theirs.
 
@@ -182,13 +215,13 @@ class SelfAttention2d(nn.Module):
         index = torch.tensor(heads)
         channels = (index[:, None] * self.dim + torch.arange(self.dim)).flatten()
         if self.relative:
-            assert isinstance(self.encoding, (QuadraticEncoding, LearnedEncoding))
             self.encoding.keep_heads(index)
-        for linear in (getattr(self, name) for name in ('query', 'key') if hasattr(self, name)):
-            select_parameter(linear, 'weight', channels)
-            select_parameter(linear, 'bias', channels)
-            linear.out_features = len(channels)
-        if self.has_key_bias:
+        for linear in (self.query, self.key):
+            if linear is not None:
+                select_parameter(linear, 'weight', channels)
+                select_parameter(linear, 'bias', channels)
+                linear.out_features = len(channels)
+        if self.key_bias is not None:
             select_parameter(self, 'key_bias', index)
         select_parameter(self.value, 'weight', channels, dim=1)
         self.value.in_features = len(channels)
@@ -196,6 +229,7 @@ class SelfAttention2d(nn.Module):
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
         """Keys of x, shape (B, H, W, dim): shape (B, heads, H W, dim). Only attention that looks at keys has them."""
+        assert self.key is not None
         if self.absolute:
             x = self.encoding(x)
         return self.key(x).view(x.shape[0], -1, self.num_heads, self.dim).transpose(1, 2)
@@ -204,43 +238,60 @@ class SelfAttention2d(nn.Module):
             self,
             x: torch.Tensor,
             key: Optional[torch.Tensor] = None,
+            first: int = 0,
+            last: Optional[int] = None,
     ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]]:
-        """The scores' parts: ``scores = query key' / sqrt(D) + bias``.
+        """The scores' parts: ``scores = query key' / sqrt(D) + bias``, to a constant a query.
 
         Args:
             x: Input, shape (B, H, W, dim).
             key: Keys to meet in the place of x's own, see :meth:`keys`.
+            first: First row of queries.
+            last: The row after their last; all H by default. There are Q of them.
 
         Returns:
-            Queries with ``u`` added and keys, shape (B, heads, H W, dim), or None without content and key bias; the
-            scores of the terms that know offsets, shape (B or 1, heads, H W, H W), or None without them.
+            Queries with ``u`` added, shape (B, heads, Q W, dim), and keys, (B, heads, H W, dim), or None without
+            content and key bias; the scores of the terms that know offsets, the largest of each query 0, shape (B or 1,
+            heads, Q W, H W), or None without them.
         """
         batch, height, width, dim = x.shape
-        if self.has_key and key is None:
+        if self.key is not None and key is None:
             key = self.keys(x)
         if self.absolute:
             x = self.encoding(x)
+        x = x[:, first:last]
         query: Optional[torch.Tensor] = None
         bias: Optional[torch.Tensor] = None
-        if self.has_query:
-            query = self.query(x).view(batch, height, width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
+        if self.query is not None:
+            query = self.query(x).view(batch, -1, width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
         if self.relative:
-            rows, cols, cross = self.encoding(None if query is None else query * self.scale, height, width)
+            rows, cols, cross = self.encoding(
+                None if query is None else query * self.scale, height, width, first, last)
             bias = dense_scores(rows, cols, cross)
-        if self.has_key:
+        if self.key is not None:
             assert key is not None
-            if self.has_content and query is not None:
+            if 'content' in self.terms and query is not None:
                 query = query.flatten(2, 3)
-                if self.has_key_bias:
+                if self.key_bias is not None:
                     query = query + self.key_bias[:, None].to(query.dtype)
             else:
-                query = self.key_bias[:, None].to(key.dtype).expand(batch, -1, height * width, -1)
+                assert self.key_bias is not None
+                query = self.key_bias[:, None].to(key.dtype).expand(batch, -1, x.shape[1] * width, -1)
         return query, key, bias
 
-    def scores(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Scores A of equation (8) for x, shape (B, H, W, dim): shape (B or 1, heads, H W, H W), query before key."""
-        query, key, bias = self.query_key_bias(x, key)
-        if self.has_key:
+    def scores(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor] = None,
+            first: int = 0,
+            last: Optional[int] = None,
+    ) -> torch.Tensor:
+        """Scores A of equation (8) to a constant a query: shape (B or 1, heads, Q W, H W), query before key.
+
+        Arguments are those of :meth:`query_key_bias`.
+        """
+        query, key, bias = self.query_key_bias(x, key, first, last)
+        if self.key is not None:
             assert query is not None and key is not None
             content = at_least_float32((query * self.scale) @ key.transpose(-2, -1))
             return content if bias is None else content + bias
@@ -262,8 +313,26 @@ class SelfAttention2d(nn.Module):
         probs = self.scores(x, key).softmax(dim=-1)
         return probs.view(-1, self.num_heads, height, width, height, width).expand(batch, -1, -1, -1, -1, -1)
 
+    def _choose_path(self, x: torch.Tensor) -> Tuple[str, int]:
+        """How x goes through: by 'factors', 'fused' attention or an explicit 'map', and rows of queries at once.
+
+        Whole maps are for who asks: by timm's switch, :func:`explicit_maps` or a hook on ``attn_drop``. Factors have no
+        probabilities to drop. In half precision on a CPU explicit maps are faster than torch's fused attention.
+        """
+        explicit, half, rows = not self.fused_attn, False, 0
+        if not torch.jit.is_scripting():
+            # who hooks this dropout wants to see the map, but not who hooks all modules, as profilers do
+            explicit = explicit or _explicit.get() or (hooked(self.attn_drop) and not hooked(self.proj_drop))
+            half = half_on_cpu(next(self.value.parameters(), x))
+            rows = rows_at_once(x, self.num_heads * (1 if self.terms == ('position',) else x.shape[0]))
+        if explicit:
+            return 'map', 0
+        if self.separable and (self.attn_drop.p == 0. or not self.training):
+            return 'factors', 0
+        return ('map' if half or self.key is None else 'fused'), rows
+
     def _through_factors(self, x: torch.Tensor) -> torch.Tensor:
-        """Values gathered by the probabilities of rows and of columns, dropout aside."""
+        """Values gathered by the probabilities of rows and of columns, shape (B, H, W, dim)."""
         rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
         if not torch.jit.is_scripting():
@@ -271,32 +340,60 @@ class SelfAttention2d(nn.Module):
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self.value(gather(row_probs, col_probs, x).flatten(3))
 
+    def _through_fused(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor],
+            first: int,
+            last: Optional[int],
+    ) -> torch.Tensor:
+        """What each head gathers for these rows of queries in torch's fused attention, shape (B, Q W, heads, dim)."""
+        query, key, bias = self.query_key_bias(x, key, first, last)
+        assert query is not None and key is not None
+        value = x.flatten(1, 2)[:, None].expand(-1, self.num_heads, -1, -1)
+        drop = self.attn_drop.p if self.training else 0.
+        return scaled_dot_product_attention(query, key, value, bias, drop).transpose(1, 2)
+
+    def _through_map(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor],
+            first: int,
+            last: Optional[int],
+    ) -> torch.Tensor:
+        """What each head gathers for these rows of queries by an explicit map, shape (B, Q W, heads, dim)."""
+        attn = self.scores(x, key, first, last)
+        attn = attn.softmax(dim=-1)
+        attn = self.attn_drop(attn).to(x.dtype)
+        if self.terms == ('position',):  # one map serves all images: one matrix product for all heads
+            return torch.einsum('hqk,bkc->bqhc', attn[0], x.flatten(1, 2))
+        return (attn @ x.flatten(1, 2)[:, None]).transpose(1, 2)
+
+    def _values(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor],
+            path: str,
+            first: int,
+            last: Optional[int],
+    ) -> torch.Tensor:
+        """Values of what these rows of queries gather, shape (B, Q, W, dim)."""
+        if path == 'fused':
+            gathered = self._through_fused(x, key, first, last)
+        else:
+            gathered = self._through_map(x, key, first, last)
+        return self.value(gathered.reshape(x.shape[0], -1, x.shape[2], self.num_heads * self.dim))
+
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim)."""
-        batch, height, width, dim = x.shape
-        fused = self.fused_attn
-        if not torch.jit.is_scripting():
-            # who hooks this dropout wants to see the map, but not who hooks all modules, as profilers do
-            hooked = bool(self.attn_drop._forward_hooks or self.attn_drop._forward_pre_hooks)
-            fused = fused and (not hooked or bool(self.proj_drop._forward_hooks or self.proj_drop._forward_pre_hooks))
-        drop = self.attn_drop.p if self.training else 0.
-
-        if self.separable and fused and drop == 0.:
-            return self.proj_drop(self.proj(self._through_factors(x)))
-        if self.has_key and fused:
-            query, key, bias = self.query_key_bias(x, key)
-            assert query is not None and key is not None
-            value = x.reshape(batch, 1, height * width, dim).expand(-1, self.num_heads, -1, -1)
-            gathered = scaled_dot_product_attention(query, key, value, bias, drop).transpose(1, 2)
+        path, rows = self._choose_path(x)
+        if self.separable and path == 'factors':
+            x = self._through_factors(x)
+        elif rows == 0:
+            x = self._values(x, key, path, 0, None)
         else:
-            attn = self.scores(x, key)
-            attn = attn.softmax(dim=-1)
-            attn = self.attn_drop(attn).to(x.dtype)
-            if self.has_query or self.has_key:
-                gathered = (attn @ x.reshape(batch, 1, height * width, dim)).transpose(1, 2)
-            else:  # one map serves all images: one matrix product for all heads
-                gathered = torch.einsum('hqk,bkc->bqhc', attn[0], x.reshape(batch, height * width, dim))
-
-        x = self.value(gathered.reshape(batch, height, width, self.num_heads * dim))
-        x = self.proj(x)
-        return self.proj_drop(x)
+            if self.key is not None and key is None:
+                key = self.keys(x)
+            parts = [self._values(x, key, path, first, first + rows) for first in range(0, x.shape[1], rows)]
+            x = torch.cat(parts, dim=1)
+        return self.proj_drop(self.proj(x))

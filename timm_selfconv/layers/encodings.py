@@ -18,8 +18,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import build_sincos2d_pos_embed, register_notrace_function, register_notrace_module, \
-    resample_abs_pos_embed_nhwc, trunc_normal_
+from timm.layers import register_notrace_function, register_notrace_module, resample_abs_pos_embed_nhwc, trunc_normal_
 
 __all__ = [
     'AbsoluteEncoding',
@@ -64,10 +63,11 @@ def gaussian_axis_scores(
         size: int,
         queries: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """Log-Gaussian scores along one axis, ``-precision / 2 * (delta - center)^2``.
+    """Log-Gaussian scores along one axis, ``-precision / 2 * (delta - center)^2`` to a constant a query.
 
-    This is equation (9) of the paper with its square completed: the two differ by a constant a query, which the softmax
-    does not see, and the completed square stays exact where offsets are large.
+    The softmax sees no such constant, nor does equation (9) of the paper have this one. It is chosen such that the
+    score of the key nearest to the centre is 0, and each other one is right to rounding, however far the centre, sharp
+    the head and large the grid.
 
     Args:
         centers: Centre of each head along the axis, in pixels, shape (heads,).
@@ -78,9 +78,36 @@ def gaussian_axis_scores(
     Returns:
         Scores, shape (heads, queries, size), query before key.
     """
-    centers, precision = at_least_float32(centers), at_least_float32(precision)
-    distance = axis_offsets(size, centers, queries) - centers[:, None, None]
-    return -0.5 * precision[:, None, None] * distance.square()
+    to_nearest, from_center = around_nearest(centers, size, queries)
+    return -0.5 * finite(precision)[:, None, None] * to_nearest * (to_nearest + 2 * from_center)
+
+
+def finite(x: torch.Tensor) -> torch.Tensor:
+    """At least float32, held to +-1e30, whose double and whose product with 0 are numbers."""
+    return at_least_float32(x).clamp(-1e30, 1e30)
+
+
+def around_nearest(
+        centers: torch.Tensor,
+        size: int,
+        queries: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Offsets along one axis as seen from the key that is nearest to a head's centre.
+
+    Args:
+        centers: Centre of each head along the axis, shape (heads,).
+        size: Number of positions along the axis.
+        queries: Positions of the queries, see :func:`axis_offsets`.
+
+    Returns:
+        How far each key lies behind the nearest one, shape (heads, queries, size), and that one behind the centre,
+        shape (heads, queries, 1). Their sum is the distance from the centre.
+    """
+    centers = finite(centers)[:, None, None]
+    offsets = axis_offsets(size, centers, queries)
+    first, last = offsets[:, :1], offsets[:, -1:]
+    nearest = first + (centers.detach() - first).round().clamp(min=0.).minimum(last - first)
+    return offsets - nearest, nearest - centers
 
 
 def precision_matrices(spreads: torch.Tensor) -> torch.Tensor:
@@ -100,6 +127,23 @@ def precision_matrices(spreads: torch.Tensor) -> torch.Tensor:
     return (spreads[:, :, None, :] * spreads[:, None, :, :]).sum(-1)
 
 
+def sinusoids(size: int, dim: int, like: torch.Tensor) -> torch.Tensor:
+    """Sinusoids of Vaswani et al. (2017) along one axis: sines, then cosines; shape (size, dim), at least float32."""
+    dtype = at_least_float32(like).dtype
+    bands = torch.arange(dim // 2, device=like.device, dtype=dtype) / (dim // 2)
+    angles = torch.arange(size, device=like.device, dtype=dtype)[:, None] / torch.pow(10000., bands)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def check_reach(table: torch.Tensor, size: int) -> None:
+    """Raise a ValueError if an axis has more positions than an offset table, shape (2 reach - 1, dim), reaches."""
+    reach = (table.shape[0] + 1) // 2
+    if size > reach:
+        raise ValueError(
+            f'the input has {size} positions along an axis, but the learned encoding reaches {reach}: '
+            'create the model with a larger img_size or call set_input_size(img_size=...)')
+
+
 def relative_table(table: torch.Tensor, size: int) -> torch.Tensor:
     """The row of an offset table for every query and key of one axis.
 
@@ -113,13 +157,9 @@ def relative_table(table: torch.Tensor, size: int) -> torch.Tensor:
     Raises:
         ValueError: If the axis has more positions than the table reaches.
     """
-    reach = (table.shape[0] + 1) // 2
-    if size > reach:
-        raise ValueError(
-            f'the input has {size} positions along an axis, but the learned encoding reaches {reach}: '
-            'create the model with a larger img_size or call set_input_size(img_size=...)')
+    check_reach(table, size)
     positions = torch.arange(size, device=table.device)
-    return table[positions[None, :] - positions[:, None] + (reach - 1)]
+    return table[positions[None, :] - positions[:, None] + table.shape[0] // 2]
 
 
 def resample_table(table: torch.Tensor, reach: int) -> torch.Tensor:
@@ -208,7 +248,6 @@ class QuadraticEncoding(nn.Module):
         self.register_parameter('query_weight', parameter(content_position, num_heads, head_dim, 5 if full else 3))
         self.reset_parameters()
 
-    @torch.jit.ignore
     def reset_parameters(self) -> None:
         """Centres from N(0, 2), spreads 1 (or I) + N(0, 0.01): the standard deviations of the released code."""
         if self.position:
@@ -219,41 +258,70 @@ class QuadraticEncoding(nn.Module):
         if self.content_position:
             trunc_normal_(self.query_weight, std=0.02)
 
-    @torch.jit.ignore
     def keep_heads(self, heads: torch.Tensor) -> None:
         """Keep these heads, integers of shape (n,), and drop the others."""
         for name in ('centers', 'spreads', 'query_weight'):
             select_parameter(self, name, heads)
+
+    def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The position term of equation (8) by offset: ``rows[d1] + cols[d2] + cross d1 d2``, to a constant.
+
+        Args:
+            height: Rows of the grid.
+            width: Columns of the grid.
+
+        Returns:
+            Row table, offsets from ``-(height - 1)`` to ``height - 1``, shape (heads, 2 height - 1), column table,
+            (heads, 2 width - 1), and what couples the axes, (heads,); float64.
+        """
+        centers, precision = self.centers.double(), precision_matrices(self.spreads.double())
+        tables = []
+        for axis, size in enumerate((height, width)):
+            offsets = torch.arange(1 - size, size, device=centers.device)
+            distance = offsets - centers[:, axis, None]
+            # of the product of both distances, what is linear in one
+            linear = precision[:, 0, 1, None] * centers[:, 1 - axis, None] * offsets
+            tables.append(linear - 0.5 * precision[:, axis, axis, None] * distance.square())
+        return tables[0], tables[1], -precision[:, 0, 1]
 
     def forward(
             self,
             query: Optional[torch.Tensor],
             height: int,
             width: int,
+            first: int = 0,
+            last: Optional[int] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
-        """Scores of the terms that know positions, split by axis.
+        """Scores of the terms that know positions, split by axis, to a constant a query.
 
         Args:
-            query: Scaled queries, shape (B, heads, H, W, head_dim); needed by the content-position term alone.
-            height: Number of rows.
-            width: Number of columns.
+            query: Scaled queries, shape (B, heads, Q, W, head_dim); needed by the content-position term alone.
+            height: Number of rows H.
+            width: Number of columns W.
+            first: First row of queries.
+            last: The row after their last; all H by default. There are Q of them.
 
         Returns:
-            Row scores, (B or 1, heads, H, W or 1, H), column scores, (B or 1, heads, H or 1, W, W), and, for a full
-            precision, what couples the axes, (B or 1, heads, H, W, H, W); key axes last.
+            Row scores, (B or 1, heads, Q, W or 1, H), column scores, (B or 1, heads, Q or 1, W, W), and, for a full
+            precision, what couples the axes, (B or 1, heads, Q, W, H, W); key axes last.
         """
         like = self.centers if self.position else self.query_weight
-        d1, d2 = axis_offsets(height, like), axis_offsets(width, like)
+        d1, d2 = axis_offsets(height, like)[first:last], axis_offsets(width, like)
         rows, cols = torch.zeros_like(d1)[None, None, :, None], torch.zeros_like(d2)[None, None, None]
         cross: Optional[torch.Tensor] = None
         if self.position:
             precision = precision_matrices(self.spreads)
-            rows = gaussian_axis_scores(self.centers[:, 0], precision[:, 0, 0], height)[None, :, :, None, :]
+            rows = gaussian_axis_scores(self.centers[:, 0], precision[:, 0, 0], height)[None, :, first:last, None, :]
             cols = gaussian_axis_scores(self.centers[:, 1], precision[:, 1, 1], width)[None, :, None, :, :]
             if self.full:
-                centers = at_least_float32(self.centers)
-                e1, e2 = d1 - centers[:, 0, None, None], d2 - centers[:, 1, None, None]
-                cross = -((precision[:, 0, 1, None, None] * e1)[:, :, None, :, None] * e2[:, None, :, None, :])[None]
+                a1, g1 = around_nearest(self.centers[:, 0], height)
+                a1, g1 = a1[None, :, first:last, None, :], g1[None, :, first:last, None, :]
+                a2, g2 = around_nearest(self.centers[:, 1], width)
+                a2, g2 = a2[None, :, None, :, :], g2[None, :, None, :, :]
+                coupling = finite(precision[:, 0, 1])[:, None, None, None]
+                # (a1 + g1) (a2 + g2) without what is the same for all keys
+                rows, cols = rows - coupling * a1 * g2, cols - coupling * a2 * g1
+                cross = -(coupling * a1)[..., :, None] * a2[..., None, :]
         if self.content_position:
             assert query is not None
             c = at_least_float32(torch.einsum('bhijd,hdp->bhijp', query, self.query_weight))
@@ -317,7 +385,6 @@ class LearnedEncoding(nn.Module):
         self.register_parameter('col_keys', nn.Parameter(torch.empty(num_heads, dim, **dd)) if position else None)
         self.reset_parameters()
 
-    @torch.jit.ignore
     def reset_parameters(self) -> None:
         """Tables from N(0, 1), keys uniform in +-1 / sqrt(dim), as the released code leaves them."""
         nn.init.normal_(self.row_table)
@@ -327,39 +394,57 @@ class LearnedEncoding(nn.Module):
             nn.init.uniform_(self.row_keys, -bound, bound)
             nn.init.uniform_(self.col_keys, -bound, bound)
 
-    @torch.jit.ignore
     def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
         """Resample the tables for inputs of other than the present (rows, columns)."""
         for name, reach in (('row_table', grid_size[0]), ('col_table', grid_size[1])):
             table = getattr(self, name)
             setattr(self, name, nn.Parameter(resample_table(table.detach(), reach), table.requires_grad))
 
-    @torch.jit.ignore
     def keep_heads(self, heads: torch.Tensor) -> None:
         """Keep these heads, integers of shape (n,), and drop the others; the tables serve all heads."""
         for name in ('row_keys', 'col_keys'):
             select_parameter(self, name, heads)
+
+    def axis_scores(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """The position term of every row offset and of every column offset, shape (offsets, heads)."""
+        # sums of products: autocast would run a matrix product in half precision
+        rows = (at_least_float32(self.row_table)[:, None] * at_least_float32(self.row_keys)).sum(-1)
+        cols = (at_least_float32(self.col_table)[:, None] * at_least_float32(self.col_keys)).sum(-1)
+        return rows, cols
+
+    def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The position term of equation (8) by offset; see :meth:`QuadraticEncoding.offset_tables`.
+
+        Raises:
+            ValueError: If a table does not reach that far.
+        """
+        tables = []
+        for table, keys, size in ((self.row_table, self.row_keys, height), (self.col_table, self.col_keys, width)):
+            check_reach(table, size)
+            reach = (table.shape[0] + 1) // 2
+            tables.append(keys.double() @ table[reach - size:reach + size - 1].double().T)
+        return tables[0], tables[1], tables[0].new_zeros(len(tables[0]))
 
     def forward(
             self,
             query: Optional[torch.Tensor],
             height: int,
             width: int,
+            first: int = 0,
+            last: Optional[int] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
         """Scores of the terms that know positions, split by axis; see :meth:`QuadraticEncoding.forward`."""
-        rows = torch.zeros(1, 1, height, 1, height, device=self.row_table.device)
+        rows = torch.zeros(1, 1, height, 1, height, device=self.row_table.device)[:, :, first:last]
         cols = torch.zeros(1, 1, 1, width, width, device=self.col_table.device)
         if self.position:
-            # sums of products: autocast would run a matrix product in half precision
-            row_scores = (at_least_float32(self.row_table)[:, None] * at_least_float32(self.row_keys)).sum(-1)
-            col_scores = (at_least_float32(self.col_table)[:, None] * at_least_float32(self.col_keys)).sum(-1)
-            rows = relative_table(row_scores, height).permute(2, 0, 1)[None, :, :, None, :]
+            row_scores, col_scores = self.axis_scores()
+            rows = relative_table(row_scores, height).permute(2, 0, 1)[None, :, first:last, None, :]
             cols = relative_table(col_scores, width).permute(2, 0, 1)[None, :, None, :, :]
         if self.content_position:
             assert query is not None
             half = query.shape[-1] // 2
             row_table, col_table = relative_table(self.row_table, height), relative_table(self.col_table, width)
-            rows = rows + torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table)
+            rows = rows + torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table[first:last])
             cols = cols + torch.einsum('bhijd,jld->bhijl', query[..., half:], col_table)
         return rows, cols, None
 
@@ -395,12 +480,10 @@ class AbsoluteEncoding(nn.Module):
         self.register_parameter('table', table)
         self.reset_parameters()
 
-    @torch.jit.ignore
     def reset_parameters(self) -> None:
         if self.learned:
             trunc_normal_(self.table, std=0.02)
 
-    @torch.jit.ignore
     def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
         """Resample learned vectors for inputs of other than the present (rows, columns)."""
         if self.learned and tuple(self.table.shape[:2]) != tuple(grid_size):
@@ -415,9 +498,9 @@ class AbsoluteEncoding(nn.Module):
         """
         height, width = x.shape[1], x.shape[2]
         if not self.learned:
-            return x + build_sincos2d_pos_embed(
-                [height, width], dim=self.dim, interleave_sin_cos=True, device=x.device,
-            ).view(height, width, self.dim).to(x.dtype)
+            rows, cols = sinusoids(height, self.dim // 2, x), sinusoids(width, self.dim // 2, x)
+            vectors = torch.cat([rows[:, None].expand(-1, width, -1), cols[None].expand(height, -1, -1)], dim=-1)
+            return x + vectors.to(x.dtype)
         if height != self.table.shape[0] or width != self.table.shape[1]:
             raise ValueError(
                 f'the input has {height} x {width} positions, but the learned absolute encoding has '

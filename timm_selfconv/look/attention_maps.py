@@ -1,7 +1,6 @@
 """Attention maps: where every query of a net looks."""
-import contextlib
 import copy
-from typing import Any, Iterator, List, Tuple
+from typing import Any, List, Tuple
 
 import torch
 import torch.nn as nn
@@ -14,7 +13,7 @@ from timm_selfconv.layers.encodings import at_least_float32
 from timm_selfconv.models import ResVit
 
 __all__ = [
-    'attention_maps', 'explicit_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content',
+    'attention_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content',
     'private_copy',
 ]
 
@@ -39,20 +38,6 @@ def attention_layers(model: nn.Module) -> List[Any]:
     return layers
 
 
-@contextlib.contextmanager
-def explicit_maps(model: nn.Module) -> Iterator[None]:
-    """Run a net's attention through explicit maps meanwhile, as timm does where fused attention is off."""
-    layers: List[Any] = [m for m in model.modules() if isinstance(m, (SelfAttention2d, *TOKEN_ATTENTION))]
-    before = [layer.fused_attn for layer in layers]
-    try:
-        for layer in layers:
-            layer.fused_attn = False
-        yield
-    finally:
-        for layer, fused_attn in zip(layers, before):
-            layer.fused_attn = fused_attn
-
-
 def looks_at_content(model: nn.Module) -> bool:
     """Whether a net's attention depends on the image, not on positions alone.
 
@@ -60,7 +45,7 @@ def looks_at_content(model: nn.Module) -> bool:
         ValueError: If it has no attention that :func:`attention_maps` can read.
     """
     return any(
-        m.has_query or m.has_key if isinstance(m, SelfAttention2d) else True for m in attention_layers(model))
+        m.terms != ('position',) if isinstance(m, SelfAttention2d) else True for m in attention_layers(model))
 
 
 def has_footprints(model: nn.Module) -> bool:

@@ -43,37 +43,6 @@ def pack(x: torch.Tensor) -> str:
     return base64.b64encode(zlib.compress(array.astype(array.dtype.newbyteorder('<')).tobytes())).decode()
 
 
-def offset_tables(layer: SelfAttention2d, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores by offset of attention that knows positions alone.
-
-    The score of offset ``(d1, d2)`` is ``rows[d1] + cols[d2] + cross d1 d2``: the position term of equation (8), to a
-    constant.
-
-    Args:
-        layer: The layer; its terms are the position term alone.
-        height: Rows of the grid.
-        width: Columns of the grid.
-
-    Returns:
-        Row table, offsets from ``-(height - 1)``, shape (heads, 2 height - 1), column table, (heads, 2 width - 1), and
-        the coefficient that couples the axes, (heads,); float64.
-    """
-    layer = copy.deepcopy(layer).double()
-
-    def scores(h: int, w: int) -> torch.Tensor:
-        with torch.no_grad():
-            a = layer.scores(torch.zeros(1, h, w, layer.dim, dtype=torch.float64, device=layer.value.weight.device))[0]
-        return a.view(-1, h, w, h, w)
-
-    rows, cols = scores(height, 1)[:, :, 0, :, 0], scores(1, width)[:, 0, :, 0, :]
-    # the last query sees all negative offsets, the first one all others
-    rows, cols = (torch.cat([axis[:, -1], axis[:, 0, 1:]], dim=-1) for axis in (rows, cols))
-    if height == 1 or width == 1:
-        return rows, cols, rows.new_zeros(rows.shape[0])
-    corner = scores(2, 2)[:, 0, 0]
-    return rows, cols, corner[:, 1, 1] - corner[:, 1, 0] - corner[:, 0, 1] + corner[:, 0, 0]
-
-
 def two_map_scores(
         layer: SelfAttention2d,
         x: torch.Tensor,
@@ -222,13 +191,13 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
             layer.register_forward_pre_hook(note)
         with torch.no_grad():
             net(batch[:1])
-        tables = [offset_tables(layer, *grids[0]) for layer in calls]
+        tables = [layer.encoding.offset_tables(*grids[0]) for layer in calls]
         names = ('rows', 'cols', 'cross')
         packed = {n: pack(torch.cat([t[i] for t in tables])) for i, n in enumerate(names)}
         return dict(grid=grids[0], heads=[t[0].shape[0] for t in tables], tables=packed)
 
     parts: List[Dict[str, torch.Tensor]] = []
-    if all(isinstance(m, SelfAttention2d) and m.has_key and m.relative for m in layers):
+    if all(isinstance(m, SelfAttention2d) and m.key is not None and m.relative for m in layers):
 
         def look(layer: Any, args: Tuple[Any, ...]) -> None:
             grid = (args[0].shape[1], args[0].shape[2])

@@ -42,17 +42,17 @@ class ReleasedAttention(nn.Module):
         shape = height, width, attn.num_heads, dim
         scores, query = x.new_zeros(height, width, 1, 1), None
         encoded = attn.encoding(x) if attn.absolute else x
-        if attn.has_query:
+        if attn.query is not None:
             query = attn.query(encoded).view(batch, *shape).permute(0, 3, 1, 2, 4) * attn.scale
         if attn.relative:
             rows, cols, cross = attn.encoding(query, height, width)
             scores = rows[..., :, None] + cols[..., None, :] + (0. if cross is None else cross)
-        if attn.has_key:
+        if attn.key is not None:
             keys = (attn.key(encoded).view(batch, *shape).permute(0, 3, 1, 2, 4) if key is None else
                     key.unflatten(2, (height, width)))
-            if attn.has_content:
+            if 'content' in attn.terms:
                 scores = scores + torch.einsum('bhijd,bhkld->bhijkl', query, keys)
-            if attn.has_key_bias:
+            if attn.key_bias is not None:
                 scores = scores + torch.einsum('hd,bhkld->bhkl', attn.key_bias * attn.scale, keys)[:, :, None, None]
         probs = scores.flatten(-2).softmax(dim=-1).view(scores.shape)
         probs = attn.attn_drop(probs).to(x.dtype)
@@ -65,10 +65,6 @@ class ReleasedAttention(nn.Module):
     def keys(self, x: torch.Tensor) -> torch.Tensor:
         """See :meth:`SelfAttention2d.keys`."""
         return self.attn.keys(x)
-
-    @property
-    def has_key(self) -> bool:
-        return self.attn.has_key
 
 
 def released(model: SelfAttentionNet) -> SelfAttentionNet:

@@ -21,14 +21,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from timm_selfconv.look.attention_maps import explicit_maps
+from timm_selfconv.layers import explicit_maps
 
 __all__ = ['FREE', 'Counts', 'count']
 
 # beside views and what acts on single elements
 FREE = frozenset((
     '_adaptive_avg_pool2d _local_scalar_dense _native_batch_norm_legit_no_training _safe_softmax _softmax _to_copy '
-    '_unsafe_view arange as_strided_ avg_pool2d cat constant_pad_nd diag_embed empty full hardswish_ index linspace '
+    '_unsafe_view amax arange as_strided_ avg_pool2d cat constant_pad_nd diag_embed empty full hardswish_ index linspace '
     'max_pool2d_with_indices mean native_batch_norm native_group_norm native_layer_norm new_empty reflection_pad2d '
     'replication_pad2d roll stack sum zeros zeros_like'
 ).split())
@@ -133,7 +133,7 @@ def count(model: nn.Module, input_size: Tuple[int, int, int] = (3, 32, 32)) -> C
     first = next(model.parameters())
     images = torch.zeros(1, *input_size, device=first.device, dtype=first.dtype)
     flops, _ = count_flops(model, images)
-    with explicit_maps(model):
+    with explicit_maps():
         dense_flops, linear_conv_flops = count_flops(model, images)  # here every Linear runs as such
     return Counts(
         parameters=sum(p.numel() for p in model.parameters()),

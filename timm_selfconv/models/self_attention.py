@@ -147,7 +147,7 @@ class SelfAttentionNet(BlockNet):
             )
             for block_heads, rate in zip(heads, drop_path_rates)
         ])
-        self.shares_key = hierarchical and self.blocks[0].attn.has_key
+        self.shares_key = hierarchical and self.blocks[0].attn.key is not None
         self.head = ClassifierHead(embed_dim, num_classes, pool_type=global_pool, input_fmt=self.output_fmt, **dd)
 
     @property

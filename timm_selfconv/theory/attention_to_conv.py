@@ -13,7 +13,7 @@ import torch.nn as nn
 from timm.layers import to_2tuple
 from timm.models._input import get_model_input_config
 
-from timm_selfconv.layers import LearnedEncoding, QuadraticEncoding, SelfAttention2d, precision_matrices
+from timm_selfconv.layers import LearnedEncoding, QuadraticEncoding, SelfAttention2d
 from timm_selfconv.models import SelfAttentionNet
 from .conv_to_attention import CONVS, Conv, ConvAttention, pad_widths, tap_centers
 
@@ -44,7 +44,7 @@ class ConvReport:
 
 def by_position_alone(attn: SelfAttention2d) -> bool:
     """Whether a layer keeps no term of the score but that of the position."""
-    return attn.relative and not attn.has_query and not attn.has_key
+    return attn.terms == ('position',)
 
 
 def position_encoding(attn: nn.Module) -> Union[QuadraticEncoding, LearnedEncoding]:
@@ -72,19 +72,16 @@ def offset_scores(encoding: Union[QuadraticEncoding, LearnedEncoding], kernel_si
     Raises:
         ValueError: If a learned encoding has no vectors for such offsets.
     """
-    r1, r2 = kernel_size[0] // 2, kernel_size[1] // 2
+    reach = kernel_size[0] // 2 + 1, kernel_size[1] // 2 + 1
     if isinstance(encoding, LearnedEncoding):
-        zero1, zero2 = len(encoding.row_table) // 2, len(encoding.col_table) // 2
-        if r1 > zero1 or r2 > zero2:
+        known = len(encoding.row_table) // 2, len(encoding.col_table) // 2
+        if reach[0] > known[0] + 1 or reach[1] > known[1] + 1:
             raise ValueError(
-                f'a kernel of {kernel_size} has offsets up to {(r1, r2)}, but the learned encoding has them up to '
-                f'{(zero1, zero2)} alone')
-        rows = encoding.row_keys @ encoding.row_table[zero1 - r1:zero1 + r1 + 1].T
-        cols = encoding.col_keys @ encoding.col_table[zero2 - r2:zero2 + r2 + 1].T
-        return rows[:, :, None] + cols[:, None, :]
-    axes = [torch.arange(-r, r + 1, device=encoding.centers.device) for r in (r1, r2)]
-    distance = torch.stack(torch.meshgrid(*axes, indexing='ij'), dim=-1) - encoding.centers[:, None, None]
-    return -0.5 * torch.einsum('hija,hab,hijb->hij', distance, precision_matrices(encoding.spreads), distance)
+                f'a kernel of {kernel_size} has offsets up to {(reach[0] - 1, reach[1] - 1)}, but the learned encoding '
+                f'has them up to {known} alone')
+    rows, cols, cross = encoding.offset_tables(*reach)
+    d1, d2 = (torch.arange(1 - n, n, device=rows.device) for n in reach)
+    return rows[:, :, None] + cols[:, None] + cross[:, None, None] * d1[:, None] * d2
 
 
 def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
@@ -104,7 +101,7 @@ def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
     Raises:
         ValueError: If the layer looks at content, or a learned encoding has no such offsets.
     """
-    scores = offset_scores(copy.deepcopy(position_encoding(attn)).double(), kernel_size)
+    scores = offset_scores(position_encoding(attn), kernel_size)
     return scores.flatten(1).softmax(dim=-1).view_as(scores).detach()
 
 

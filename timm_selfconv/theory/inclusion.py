@@ -34,15 +34,12 @@ POSITION = frozenset({'position'})
 
 def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
     """Encoding and terms of a layer, in the words that :class:`SelfAttention2d` takes."""
-    encoding = getattr(attn, 'encoding', None)
-    terms = {
-        'content': attn.has_content, 'key_bias': attn.has_key_bias,
-        **{term: bool(getattr(encoding, term, False)) for term in ('position', 'content_position')}}
+    encoding = attn.encoding
     names = {
         QuadraticEncoding: 'quadratic_gen' if getattr(encoding, 'full', False) else 'quadratic',
         LearnedEncoding: 'learned',
         AbsoluteEncoding: 'absolute' if getattr(encoding, 'learned', False) else 'sinusoid'}
-    return names.get(type(encoding), 'none'), frozenset(term for term, kept in terms.items() if kept)
+    return names.get(type(encoding), 'none'), frozenset(attn.terms)
 
 
 def describe(model: SelfAttentionNet) -> str:
@@ -155,13 +152,13 @@ def include_position_in_query(source: nn.Module, target: SelfAttention2d, heads:
     Raises:
         ValueError: If queries have no bias.
     """
-    assert isinstance(target.encoding, LearnedEncoding)
+    assert isinstance(target.encoding, LearnedEncoding) and target.query is not None
     if target.query.bias is None:
         raise ValueError('its queries have no bias to hold position scores (qk_bias=True)')
     rows = slice(heads * target.dim)
     target.query.weight[rows] = 0.
     target.query.bias[rows] = torch.cat(fit_tables(source, target.encoding, target.scale), dim=1).flatten()
-    if target.has_key:
+    if target.key is not None:
         for parameter in target.key.parameters():
             parameter[rows] = 0.
 
@@ -198,10 +195,10 @@ def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
         copy_scores(source, target)
     elif terms == POSITION and 'position' in rich_terms:
         include_position(source.encoding, target.encoding, source.num_heads)
-        if target.has_query:
+        if target.query is not None:
             for parameter in target.query.parameters():
                 parameter[:rows] = 0.
-        if target.has_key_bias:
+        if target.key_bias is not None:
             target.key_bias[:source.num_heads] = 0.
     elif terms == POSITION and encoding == 'learned' and 'content_position' in rich_terms:
         include_position_in_query(source.encoding, target, source.num_heads)
@@ -285,7 +282,7 @@ def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
             raise ValueError(f'needs {key}={wanted!r}, has {value!r}')
     if len(target.blocks) < len(model.blocks):
         raise ValueError('its layers share one block')
-    if len(target.blocks) > len(model.blocks) and block_attentions(model)[0].has_key:
+    if len(target.blocks) > len(model.blocks) and block_attentions(model)[0].key is not None:
         raise ValueError('its layers do not share their keys')
     target.stem.load_state_dict(model.stem.state_dict())
     target.head.load_state_dict(model.head.state_dict())

@@ -40,7 +40,7 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
     """
     eigenvalues = {}
     for layer, attn in enumerate(block_attentions(model)):
-        encoding = getattr(attn, 'encoding', None)
+        encoding = attn.encoding
         if not isinstance(encoding, QuadraticEncoding) or not encoding.position:
             raise ValueError(
                 f'model={type(model).__name__}: heads of layer {layer} have no precision to judge them by, as heads of '

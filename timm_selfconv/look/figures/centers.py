@@ -98,8 +98,8 @@ def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
     layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
     blobs = []
     for layer in layers:
-        encoding = getattr(layer, 'encoding', None)
-        if not isinstance(encoding, QuadraticEncoding) or layer.has_query or layer.has_key:
+        encoding = layer.encoding
+        if not isinstance(encoding, QuadraticEncoding) or layer.terms != ('position',):
             return None
         precisions, axes = torch.linalg.eigh(precision_matrices(encoding.spreads.detach()).double())
         covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
