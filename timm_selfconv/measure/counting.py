@@ -28,9 +28,9 @@ __all__ = ['FREE', 'Counts', 'count']
 # beside views and what acts on single elements
 FREE = frozenset((
     '_adaptive_avg_pool2d _local_scalar_dense _native_batch_norm_legit_no_training _safe_softmax _softmax _to_copy '
-    '_unsafe_view amax arange as_strided_ avg_pool2d cat constant_pad_nd diag_embed empty full hardswish_ index linspace '
-    'max_pool2d_with_indices mean native_batch_norm native_group_norm native_layer_norm new_empty reflection_pad2d '
-    'replication_pad2d roll stack sum zeros zeros_like'
+    '_unsafe_view amax arange as_strided_ avg_pool2d cat constant_pad_nd diag_embed empty full hardswish_ index '
+    'linspace max_pool2d_with_indices mean native_batch_norm native_group_norm native_layer_norm new_empty '
+    'reflection_pad2d replication_pad2d roll stack sum zeros zeros_like'
 ).split())
 
 
