@@ -232,7 +232,7 @@ class SelfAttention2d(nn.Module):
         assert self.key is not None
         if self.absolute:
             x = self.encoding(x)
-        return self.key(x).view(x.shape[0], -1, self.num_heads, self.dim).transpose(1, 2)
+        return self.key(x).view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
     def query_key_bias(
             self,
@@ -311,7 +311,8 @@ class SelfAttention2d(nn.Module):
         """
         batch, height, width, _ = x.shape
         probs = self.scores(x, key).softmax(dim=-1)
-        return probs.view(-1, self.num_heads, height, width, height, width).expand(batch, -1, -1, -1, -1, -1)
+        probs = probs.view(probs.shape[0], self.num_heads, height, width, height, width)
+        return probs.expand(batch, -1, -1, -1, -1, -1)
 
     def _choose_path(self, x: torch.Tensor) -> Tuple[str, int]:
         """How x goes through: by 'factors', 'fused' attention or an explicit 'map', and rows of queries at once.

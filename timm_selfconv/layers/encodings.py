@@ -122,7 +122,7 @@ def precision_matrices(spreads: torch.Tensor) -> torch.Tensor:
     """
     spreads = at_least_float32(spreads)
     if spreads.dim() == 1:
-        return torch.diag_embed(spreads.square()[:, None].expand(-1, 2))
+        return spreads.square()[:, None, None] * torch.eye(2, device=spreads.device, dtype=spreads.dtype)
     # element by element: autocast would run a matrix product in half precision
     return (spreads[:, :, None, :] * spreads[:, None, :, :]).sum(-1)
 

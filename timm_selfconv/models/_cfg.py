@@ -6,6 +6,7 @@ import torch.nn as nn
 from timm.models import PretrainedCfg, build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
+from ._base import ZooNet
 from ._weights import WEIGHTS_FILE, checksums, hub_id, locate_weights, weights_path
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
@@ -69,7 +70,12 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
 
     Raises:
         RuntimeError: If pretrained weights are asked for and none are known, or those that are known can't be had.
+        ValueError: If features are asked for in a way that would leave some of them out.
     """
+    feature_cls = kwargs.get('feature_cls', 'getter')
+    if kwargs.get('features_only') and issubclass(model_cls, ZooNet) and feature_cls != 'getter':
+        raise ValueError(  # modules that several layers share, or that are never called as a whole, have no hook each
+            f"feature_cls={feature_cls!r}: {variant} needs 'getter', its default")
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):

@@ -3,7 +3,7 @@
 'Deep Residual Learning for Image Recognition', He, Zhang, Ren, Sun, CVPR 2016
 - https://arxiv.org/abs/1512.03385
 """
-from typing import Any
+from typing import Any, Tuple, Union
 
 import torch.nn as nn
 
@@ -18,11 +18,20 @@ __all__ = ['ResNetCifar']
 class ResNetCifar(ResNet):
     """timm's ResNet with the stem that 32 x 32 images need: a 3x3 convolution of stride 1 and no max-pool."""
 
-    def __init__(self, in_chans: int = 3, num_classes: int = 10, device=None, dtype=None, **kwargs: Any):
+    def __init__(
+            self,
+            in_chans: int = 3,
+            num_classes: int = 10,
+            img_size: Union[int, Tuple[int, int], None] = None,
+            device=None,
+            dtype=None,
+            **kwargs: Any,
+    ):
         """
         Args:
             in_chans: Channels of the images.
             num_classes: Number of classes, 0 for features alone.
+            img_size: Height and width of the images, in pixels. It takes any: nothing is made for a size.
             **kwargs: Arguments of timm's ResNet.
         """
         dd = {'device': device, 'dtype': dtype}

@@ -16,7 +16,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import ClassifierHead
+from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 
@@ -87,6 +87,7 @@ class SAN(ZooNet):
             channels: Sequence[int] = (64, 256, 512, 1024),
             depths: Sequence[int] = (2, 1, 2, 4),
             hierarchical: bool = False,
+            img_size: Union[int, Tuple[int, int], None] = None,
             drop_rate: float = 0.,
             device=None,
             dtype=None,
@@ -101,6 +102,8 @@ class SAN(ZooNet):
             depths: Bottlenecks of each stage.
             hierarchical: Let all stages pass the same bottlenecks, at full resolution, with the keys of the first one's
                 input: channels and depths are the same in all stages then.
+            img_size: Height and width of the images, in pixels. Any that leave pixels to reflect: nothing is made for a
+                size, so it is checked alone.
             drop_rate: Dropout rate before the classifier.
 
         Raises:
@@ -114,10 +117,11 @@ class SAN(ZooNet):
             raise ValueError(f'depths={depths!r}: needs integers of at least 1')
         if hierarchical and len(set(zip(channels, depths))) > 1:
             raise ValueError(f'channels={channels!r}, depths={depths!r}: stages that share bottlenecks need equal ones')
+        min_size = 2 if hierarchical else 2 * 2 ** len(channels)  # of which a footprint can be reflected
+        if img_size is not None and min(to_2tuple(img_size)) < min_size:
+            raise ValueError(f'img_size={img_size!r}: needs a height and width of at least {min_size}')
 
-        super().__init__(
-            in_chans, num_classes, channels[-1],
-            min_size=2 if hierarchical else 2 * 2 ** len(channels))  # of which a footprint can be reflected
+        super().__init__(in_chans, num_classes, channels[-1], min_size)
         # at full resolution, training on 128 images takes more than 2 GiB unless bottlenecks are recomputed in the
         # backward pass, and pairwise whole stages
         self.recomputes = hierarchical

@@ -1,0 +1,45 @@
+"""What every family does alike."""
+import pytest
+import timm
+import torch
+
+NARROW = dict(embed_dim=8, mlp_dim=8, depth=2)
+TINY = {
+    'sa_quadratic_cifar': NARROW,
+    'sa_quadratic_gen_cifar': NARROW,
+    'sa_learned_cifar': NARROW,
+    'sa_learned_content_cifar': NARROW,
+    'sa_learned_content_hier_cifar': NARROW,
+    'resvit_cifar': NARROW,
+    'resvit_hier_cifar': NARROW,
+    'san_pairwise_cifar': dict(channels=(32,) * 4),
+    'san_patchwise_cifar': dict(channels=(32,) * 4),
+    'san_pairwise_hier_cifar': dict(channels=(32,) * 4),
+    'resnet_tiny_cifar': {},
+}
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_any_images_and_classes(name):
+    model = timm.create_model(name, in_chans=1, num_classes=7, img_size=48, **TINY[name]).eval()
+    assert model(torch.randn(2, 1, 48, 48)).shape == (2, 7)
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_no_images_give_no_logits(name):
+    model, x = timm.create_model(name, **TINY[name]), torch.randn(0, 3, 32, 32)
+    assert model.eval()(x).shape == (0, 10)
+    assert model.train()(x).shape == (0, 10)
+
+
+@pytest.mark.parametrize('name', [name for name in TINY if 'resnet' not in name])
+@pytest.mark.parametrize('feature_cls', ['hook', 'fx', 'list'])
+def test_features_that_would_be_left_out_are_refused(name, feature_cls):
+    """Hooks see a shared module as one, and never a stage that is not called as a whole."""
+    with pytest.raises(ValueError, match=f"feature_cls='{feature_cls}': {name} needs 'getter'"):
+        timm.create_model(name, features_only=True, feature_cls=feature_cls, **TINY[name])
+
+
+def test_sizes_that_leave_nothing_to_reflect_are_refused():
+    with pytest.raises(ValueError, match='img_size=24: needs a height and width of at least 32'):
+        timm.create_model('san_patchwise_cifar', img_size=24, **TINY['san_patchwise_cifar'])
