@@ -41,6 +41,7 @@ def create_parser() -> argparse.ArgumentParser:
     net, data, json = net_options(), data_options(), options('--json', action='store_true', help='for machines')
     fuse = options('--fuse', type=float, nargs='?', const=0., metavar='TOLERANCE', help=(
         'run the net fused for inference, its attention maps off by at most TOLERANCE (default: rounding alone)'))
+    wide = options('--wide', action='store_true', help='all columns, not those alone that fit in 100 characters')
 
     def command(module: str, name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, parents=parents)
@@ -50,9 +51,9 @@ def create_parser() -> argparse.ArgumentParser:
     sub = command('look', 'demo', 'classify a few real pictures with a shipped net and print the tables')
     sub.add_argument('images', nargs='*', metavar='IMAGE', help='pictures of your own')
 
-    command('zoo', 'list', 'show the zoo: parameters, FLOPs, weights, accuracy, license', json)
+    command('zoo', 'list', 'show the zoo: parameters, FLOPs, weights, accuracy', json, wide)
 
-    sub = command('zoo', 'tables', "print the papers' tables as published beside what is measured here", json)
+    sub = command('zoo', 'tables', "print the papers' tables as published beside what is measured here", json, wide)
     sub.add_argument('--time', action='store_true', help=(
         'measure the inference time of plain attention to hierarchical too, as a ratio (a minute)'))
 

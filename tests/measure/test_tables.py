@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import timm
 
 from timm_selfconv import hub
@@ -71,9 +72,24 @@ def test_the_zoo_is_listed_whole():
     for row in rows:
         assert row['weights'] == hub.weights_path(row['name']).is_file()
         assert (row['accuracy'] is not None) == hub.card_path(row['name']).is_file()
-    text = format_zoo(rows)
+        assert (row['epochs'] is not None) == hub.card_path(row['name']).is_file()
+    text = format_zoo(rows, wide=True)
     assert 'apache-2.0' in text and '9,686,916' in text
     assert format_zoo(rows, 'github').startswith('| name')
+
+
+@pytest.mark.parametrize('name', zoo_names())
+def test_shipped_counts_are_what_counting_gives(name):
+    """python -m timm_selfconv.measure.tables writes them anew."""
+    assert tables.shipped_counts()[name] == tables.live_counts(name)
+
+
+def test_tables_fit_a_terminal_and_epochs_stand_beside_accuracies():
+    for text in (format_tables(paper_tables()), format_zoo(zoo_rows()), format_results(results_rows())):
+        assert max(map(len, text.splitlines())) <= 100
+    line = next(line for line in format_tables(paper_tables()).splitlines() if line.startswith('SAN patchwise, HA'))
+    epochs = hub.card_facts('san_patchwise_hier_cifar')['epochs']
+    assert line.split()[3:6] == ['0.912', f"{hub.measured_accuracy('san_patchwise_hier_cifar'):.4f}", epochs]
 
 
 def test_results_say_how_every_shipped_net_came_about():
@@ -92,7 +108,8 @@ def test_results_say_how_every_shipped_net_came_about():
     assert rows['sa_learned_content_cifar']['report'] == 0.864  # its Table 1; Table 3 repeats the paper's
     assert 'initialised from' not in format_results([r for r in rows.values() if not r['initialised from']])
     for name, row in rows.items():
-        line = next(text for text in format_results(list(rows.values()), 'github').splitlines() if f' {name} ' in text)
+        table = format_results(list(rows.values()), 'github', wide=True)
+        line = next(text for text in table.splitlines() if f' {name} ' in text)
         assert row['here'] is None or (f"{row['here']:.4f} |" in line and f"| {row['recipe']}" in line)
 
 

@@ -7,7 +7,7 @@ from timm_selfconv.measure import tables
 
 def run_list(args: argparse.Namespace) -> None:
     rows = tables.zoo_rows()
-    print(json.dumps(rows, indent=2) if args.json else tables.format_zoo(rows))
+    print(json.dumps(rows, indent=2) if args.json else tables.format_zoo(rows, wide=args.wide))
 
 
 def run_tables(args: argparse.Namespace) -> None:
@@ -15,4 +15,5 @@ def run_tables(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(dict(tables=rows, results=results), indent=2))
     else:
-        print(f'{tables.format_tables(rows)}\n\nTest accuracies, published and here\n{tables.format_results(results)}')
+        print(tables.format_tables(rows, args.wide))
+        print(f'\nTest accuracies, published and here\n{tables.format_results(results, wide=args.wide)}')

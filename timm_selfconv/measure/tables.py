@@ -1,17 +1,24 @@
 """The papers' tables as published, beside what is measured here."""
 import functools
+import json
+import textwrap
 from dataclasses import asdict
-from typing import Any, Dict, List, Optional
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
 
+import tabulate
 import timm
 import torch
-from tabulate import tabulate
+from tqdm import tqdm
 
 from timm_selfconv.hub import card_facts, default_weights, measured_accuracy, shipped_names
+from timm_selfconv.files import replace_file
 from timm_selfconv.models import zoo_names
 from .bench import bench_nets
-from .counting import Counts, count
+from .counting import count
 from .published import PAPER, PUBLISHED, REPORT
+
+tabulate.MIN_PADDING = 0  # of headers, else the tables take 15 columns more
 
 __all__ = [
     'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_names', 'zoo_rows',
@@ -21,19 +28,28 @@ __all__ = [
 HOW = ('initialised from', 'recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
 
 
+COUNTS = Path(__file__).with_name('counts.json')  # python -m timm_selfconv.measure.tables writes it
+
+
 @functools.cache
-def zoo_counts(name: str) -> Counts:
-    """Counts of a net of the zoo for its own image size."""
+def shipped_counts() -> Dict[str, Dict[str, int]]:
+    """Counts of the nets of the zoo that were made when this version was."""
+    return json.loads(COUNTS.read_text())
+
+
+def live_counts(name: str) -> Dict[str, int]:
+    """Counts of a net of the zoo for its own image size, counted now."""
     input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
-    return count(timm.create_model(name), input_size)
+    return asdict(count(timm.create_model(name), input_size))
 
 
 def measure(name: str) -> Dict[str, Any]:
     """What is known of a net of the zoo: counts, accuracy of its default weights and where they began, license."""
     weights = default_weights(name)
     return {
-        **asdict(zoo_counts(name)),
+        **(shipped_counts().get(name) or live_counts(name)),
         'accuracy': measured_accuracy(weights),
+        'epochs': card_facts(weights).get('epochs'),
         'initialised_from': card_facts(weights).get('initialised from'),
         'weights': timm.is_model_pretrained(name),
         'license': timm.get_pretrained_cfg_value(name, 'license'),
@@ -64,17 +80,26 @@ def paper_tables(time: bool = False) -> List[Dict[str, Any]]:
     } for row in PUBLISHED]
 
 
+def published_accuracies() -> Dict[Tuple[str, str], float]:
+    """Published accuracy by source and net; a table before what later ones repeat."""
+    published: Dict[Tuple[str, str], float] = {}
+    for row in PUBLISHED:
+        if not row.differs:
+            published.setdefault((row.source, row.name), row.accuracy)
+    return published
+
+
 def zoo_rows() -> List[Dict[str, Any]]:
-    """One row a net of the zoo: its name and what is measured here."""
-    return [{'name': name, **measure(name)} for name in zoo_names()]
+    """One row per net of the zoo: its name, what was published and what is measured here."""
+    published = published_accuracies()
+    return [{
+        'name': name, 'paper': published.get((PAPER, name)), 'report': published.get((REPORT, name)), **measure(name),
+    } for name in zoo_names()]
 
 
 def results_rows() -> List[Dict[str, Any]]:
     """One row per net with a published accuracy and per weights that ship: accuracies, and how ours came about."""
-    published: Dict[Any, float] = {}
-    for row in PUBLISHED:
-        if not row.differs:
-            published.setdefault((row.source, row.name), row.accuracy)  # Table 1 before what later ones repeat
+    published = published_accuracies()
     rows = [{
         'name': name,
         'paper': published.get((PAPER, name)),
@@ -93,67 +118,79 @@ def accuracy_text(accuracy: Optional[float], initialised_from: Optional[str] = N
     return '-' if accuracy is None else f'{accuracy:.4f}' + ('*' if initialised_from else '')
 
 
-def format_tables(rows: List[Dict[str, Any]]) -> str:
-    """:func:`paper_tables` for people."""
+def published_text(accuracy: Optional[float]) -> str:
+    return '-' if accuracy is None else f'{accuracy:.3f}'
+
+
+def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
+    """:func:`paper_tables` for people, in 100 columns or with all that is known."""
     texts, notes = [], list(dict.fromkeys(row['note'] for row in rows if row['note']))
     for source, table in dict.fromkeys((row['source'], row['table']) for row in rows):
         mine = [row for row in rows if (row['source'], row['table']) == (source, table)]
-        timed = any(row['time_ratio'] for row in mine)
-        lines = [(
-            row['label'] + (f" [{notes.index(row['note']) + 1}]" if row['note'] else ''), row['name'],
-            f"{row['accuracy']:.3f}", accuracy_text(row['measured']['accuracy'], row['measured']['initialised_from']),
-            row['parameters'], f"{row['measured']['parameters']:,}",
-            row['flops'], billions(row['measured']['linear_conv_flops']),
-            billions(row['measured']['fvcore_macs']),
-            billions(row['measured']['dense_flops']), billions(row['measured']['flops']),
-            *([f"{row['time_ratio']:.2f}" if row['time_ratio'] else '-'] if timed else []),
-        ) for row in mine]
-        headers = (
-            'model', 'name here', 'accuracy\npublished', 'accuracy\nhere', 'params\npublished', 'params\nhere',
-            'FLOPs\npublished', "FLOPs, the\npaper's way", "fvcore's\nmult-adds", 'FLOPs with\nattn maps',
-            'FLOPs with\nattn as run', *(['time\nSA / HA'] if timed else []))
-        texts.append(f'{table}, {source}\n' + tabulate(
-            lines,
+        lines = []
+        for row in mine:
+            here, note = row['measured'], f" [{notes.index(row['note']) + 1}]" if row['note'] else ''
+            line = {
+                'model': row['label'] + note, 'name here': row['name'], 'acc.\npubl.': published_text(row['accuracy']),
+                'acc.\nhere': accuracy_text(here['accuracy'], here['initialised_from']),
+                'epochs\nhere': here['epochs'] or '-',
+                'params\npubl.': row['parameters'], 'params\nhere': f"{here['parameters']:,}",
+                'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops']),
+                "fvcore's\nmult-adds": billions(here['fvcore_macs']),
+                'FLOPs with\nattn maps': billions(here['dense_flops']),
+                'FLOPs with\nattn as run': billions(here['flops'])}
+            if any(row['time_ratio'] for row in mine):
+                line['time\nSA / HA'] = f"{row['time_ratio']:.2f}" if row['time_ratio'] else '-'
+            lines.append(line)
+        extra = ('name here', "fvcore's\nmult-adds", 'FLOPs with\nattn maps', 'FLOPs with\nattn as run')
+        headers = [header for header in lines[0] if wide or header not in extra]
+        texts.append(textwrap.fill(f'{table}, {source}', 100) + '\n' + tabulate.tabulate(
+            [[line[h] for h in headers] for line in lines],
             headers=headers,
             disable_numparse=True,
-            colalign=('left', 'left', *['right'] * (len(headers) - 2)),
+            colalign=['left' if h in ('model', 'name here') else 'right' for h in headers],
         ))
-    texts.append('\n'.join(f'[{i}] {note}' for i, note in enumerate(notes, 1)))
-    texts.append(
-        "The paper's way: 2 x multiply-adds of Linear and Conv2d. fvcore's: multiply-adds as fvcore counts them on\n"
-        'the path that runs, with norms and pooling, given a handle for fused attention. With attention: 2 x all\n'
-        'multiply-adds, through explicit maps and as the net runs. For one 3 x 32 x 32 image. Accuracy here: the\n'
-        'shipped weights on all 10,000 test images; - where none ship yet. Accuracies of the report: as its released\n'
-        'code takes them, in training mode (dropout on) and at the best epoch on the test split.')
+    explanation = (
+        "FLOPs: the paper's way, 2 x multiply-adds of Linear and Conv2d" + (
+            '; with attention: 2 x all multiply-adds, through explicit maps and as the net runs; fvcore: multiply-adds '
+            'as fvcore counts them on the path that runs, with norms and pooling, given a handle for fused attention; '
+            if wide else '; --wide adds those of attention; ') +
+        'for one 3 x 32 x 32 image. Accuracy here: the shipped weights on all 10,000 test images, after the epochs '
+        'beside it; - where none ship yet. Published: after 300 epochs (pruned nets: 100 more), by the report in '
+        'training mode (dropout on) and at the best epoch on the test split.')
+    texts += ['\n'.join(textwrap.fill(f'[{i}] {note}', 100) for i, note in enumerate(notes, 1)),
+              textwrap.fill(explanation, 100)]
     if any(row['measured']['initialised_from'] for row in rows):
         texts.append("* not from scratch: trained on from another net's weights (timm_selfconv.theory.include)")
     return '\n\n'.join(texts)
 
 
-def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
-    """:func:`zoo_rows` for people, in a format of tabulate's ('github' for Markdown)."""
-    return tabulate(
-        [(
-            row['name'], f"{row['parameters']:,}", billions(row['linear_conv_flops']), billions(row['flops']),
-            'yes' if row['weights'] else 'not yet', accuracy_text(row['accuracy'], row['initialised_from']),
-            row['license'],
-        ) for row in rows],
-        headers=('name', 'parameters', "FLOPs, the paper's way", 'FLOPs with attention', 'weights',
-                 'test accuracy', 'license'),
+def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:
+    """:func:`zoo_rows` for people, in a format of tabulate's ('github' for Markdown), in 100 columns or with all."""
+    lines = [{
+        'name': row['name'], 'parameters': f"{row['parameters']:,}", 'FLOPs': billions(row['flops']),
+        "FLOPs, the paper's way": billions(row['linear_conv_flops']),
+        'published': published_text(row['paper'] or row['report']),
+        'here': accuracy_text(row['accuracy'], row['initialised_from']), 'epochs': row['epochs'] or '-',
+        'weights': 'yes' if row['weights'] else 'not yet', 'license': row['license'],
+    } for row in rows]
+    headers = [h for h in lines[0] if wide or h not in ("FLOPs, the paper's way", 'license')]
+    return tabulate.tabulate(
+        [[line[h] for h in headers] for line in lines],
+        headers=headers,
         tablefmt=tablefmt,
         disable_numparse=True,
-        colalign=('left', 'right', 'right', 'right', 'left', 'right', 'left'),
+        colalign=['left' if h in ('name', 'weights', 'license') else 'right' for h in headers],
     )
 
 
-def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
-    """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown)."""
-    how = [key for key in HOW if key != 'initialised from' or any(row[key] for row in rows)]
-    return tabulate(
+def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:
+    """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown), in 100 columns or all."""
+    how = [key for key in HOW if (wide or key in ('epochs', 'initialised from')) and (
+        key != 'initialised from' or any(row[key] for row in rows))]
+    return tabulate.tabulate(
         [(
-            row['name'],
-            *('-' if row[key] is None else f'{row[key]:.3f}' for key in ('paper', 'report')),
-            accuracy_text(row['here']),
+            row['name'], published_text(row['paper']), published_text(row['report']), accuracy_text(row['here']),
             *(row[key] or '-' for key in how),
         ) for row in rows],
         headers=('name', 'paper', 'report', 'here', *how),
@@ -161,3 +198,8 @@ def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
         disable_numparse=True,
         colalign=('left', *['right'] * 3, *('right' if key in ('epochs', 'seed') else 'left' for key in how)),
     )
+
+
+if __name__ == '__main__':
+    counts = {name: live_counts(name) for name in tqdm(zoo_names())}
+    replace_file(COUNTS, lambda file: file.write_text(json.dumps(counts, indent=1) + '\n'))
