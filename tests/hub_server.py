@@ -210,15 +210,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send(404, b'', {'X-Error-Code': code})
         content, headers = files[name], {'X-Repo-Commit': self.hub.commit_id(repo, revision)}
         sha256 = hashlib.sha256(content).hexdigest()
-        if sha256 in self.hub.objects:  # large files lie elsewhere
+        if sha256 in self.hub.objects:  # large files lie on another host
+            host = self.hub.address.replace('127.0.0.1', 'localhost')
             headers.update({
                 'X-Linked-Etag': f'"{sha256}"', 'X-Linked-Size': str(len(content)),
-                'Location': f'{self.hub.address}/cdn/{sha256}'})
+                'Location': f'{host}/cdn/{sha256}'})
             return self.send(302, b'', headers)
         self.send(200, content, dict(headers, ETag=f'"{git_blob(content)}"'), cut)
 
     def answer(self, status, value):
-        self.send(status, json.dumps(value).encode(), {'Content-Type': 'application/json'})
+        code = {'X-Error-Code': 'RepoNotFound'} if status == 404 else {}
+        self.send(status, json.dumps(value).encode(), dict(code, **{'Content-Type': 'application/json'}))
 
     def send(self, status, content, headers, cut=False):
         self.send_response(status)

@@ -51,7 +51,7 @@ def test_everything_that_ships_has_a_card(path):
     for fact in ('recipe', 'epochs', 'seed', 'hardware', 'test accuracy'):
         assert f'| {fact} |' in text
     assert 0.5 < hub.measured_accuracy(path.stem) < 1
-    assert files.sha256(path) == _weights.checksums()[path.stem]
+    assert files.sha256(path) == _weights.checksums()[path.stem] == hub.card_facts(path.stem)['SHA-256']
 
 
 def test_a_card_s_facts_are_read_back(tmp_path, monkeypatch):

@@ -131,6 +131,16 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--untrained', action='store_true', help='nets without --checkpoint as they are before training')
     sub.add_argument('--seed', type=int, default=42, help='of --untrained (default: 42)')
 
+    sub = command('publish', 'publish', 'bring nets and their pages to the Hub, one commit of what has changed each')
+    sub.add_argument('models', nargs='*', metavar='MODEL', help='nets that have weights (default: all)')
+    target = sub.add_mutually_exclusive_group(required=True)
+    target.add_argument('--owner', metavar='ORG', help='whose repositories; log in with: hf auth login')
+    target.add_argument('--folder', metavar='DIR', help='write the repositories here instead')
+    sub.add_argument('--images', nargs='+', default=[], metavar='IMAGE', help=(
+        'pictures that the explorers show (default: two of those of demo)'))
+    sub.add_argument('--dry-run', action='store_true', help='say what would change')
+    sub.add_argument('--private', action='store_true', help='make new repositories that their owner alone can see')
+
     sub = command('scripts', 'run', "run a timm script (validate.py, benchmark.py, ...) with the zoo registered")
     sub.add_argument('script', metavar='SCRIPT')
     sub.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS')

@@ -2,8 +2,9 @@
 import hashlib
 import re
 import tempfile
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Union
+from typing import Dict, Iterator, List, Optional, Sequence, Union
 
 import huggingface_hub
 import safetensors.torch
@@ -16,7 +17,7 @@ from huggingface_hub.hf_api import RepoFile
 from safetensors import SafetensorError
 from timm.data import resolve_data_config
 
-from timm_selfconv.files import new_folder, replace_file, replace_folder, sha256, write_new
+from timm_selfconv.files import new_folder, replace_file, replace_folder, write_new
 from timm_selfconv.models._weights import REVISION, checksums, weights_path
 
 __all__ = [
@@ -36,12 +37,12 @@ def shipped_names() -> List[str]:
     return sorted(checksums())
 
 
-def record_checksum(path: Path) -> None:
+def record_checksum(path: Path, checksum: str) -> None:
     """Enter a weight file in the ``SHA256SUMS`` beside it, which ``sha256sum -c`` reads."""
     sums = path.with_name('SHA256SUMS')
     lines = sums.read_text().splitlines() if sums.is_file() else []
     others = [line for line in lines if line.split()[1] != path.name]
-    text = '\n'.join(sorted([*others, f'{sha256(path)}  {path.name}'], key=lambda line: line.split()[1]))
+    text = '\n'.join(sorted([*others, f'{checksum}  {path.name}'], key=lambda line: line.split()[1]))
     replace_file(sums, lambda file: file.write_text(f'{text}\n'))
 
 
@@ -217,13 +218,24 @@ model = timm.create_model('{name}', pretrained=True).eval()
 """
 
 
+@contextmanager
+def client_errors(repo_id: str) -> Iterator[None]:
+    """What the Hub's client raises, as an OSError that names the repository.
+
+    The errors of its HTTP library are not all OSErrors, and that library changed with the client's versions.
+    """
+    try:
+        yield
+    except Exception as e:
+        raise OSError(f'{repo_id}: {e or type(e).__name__}') from e
+
+
 def differing_files(folder: Path, repo_id: str) -> List[str]:
     """Names of a folder's files that a repository on the Hub does not have with the same content."""
-    try:
+    there: Dict[str, RepoFile] = {}
+    with client_errors(repo_id), suppress(RepositoryNotFoundError):
         tree = HfApi().list_repo_tree(repo_id, recursive=True)
-        there = {file.path: file for file in tree if isinstance(file, RepoFile)}
-    except RepositoryNotFoundError:
-        there = {}
+        there.update((file.path, file) for file in tree if isinstance(file, RepoFile))
     names = []
     for path in sorted(path for path in folder.rglob('*') if path.is_file()):
         name, content = path.relative_to(folder).as_posix(), path.read_bytes()
@@ -255,17 +267,18 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> Li
     """
     api, folder = HfApi(), Path(folder)
     names = differing_files(folder, repo_id)
-    if names:
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        api.create_commit(
-            repo_id, [CommitOperationAdd(name, folder / name) for name in names],
-            commit_message=f'timm_selfconv {REVISION}')
-    refs = api.list_repo_refs(repo_id)
-    tagged = {ref.name: ref.target_commit for ref in refs.tags}.get(REVISION)
-    if tagged != next(ref.target_commit for ref in refs.branches if ref.name == 'main'):
-        if tagged is not None:
-            api.delete_tag(repo_id, tag=REVISION)
-        api.create_tag(repo_id, tag=REVISION)
+    with client_errors(repo_id):
+        if names:
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            api.create_commit(
+                repo_id, [CommitOperationAdd(name, folder / name) for name in names],
+                commit_message=f'timm_selfconv {REVISION}')
+        refs = api.list_repo_refs(repo_id)
+        tagged = {ref.name: ref.target_commit for ref in refs.tags}.get(REVISION)
+        if tagged != next(ref.target_commit for ref in refs.branches if ref.name == 'main'):
+            if tagged is not None:
+                api.delete_tag(repo_id, tag=REVISION)
+            api.create_tag(repo_id, tag=REVISION)
     if names:
         check_published(folder, repo_id)
     return names
@@ -274,17 +287,18 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> Li
 def check_published(folder: Path, repo_id: str) -> None:
     """Download a repository into an empty cache and compare it with the folder, bytes and logits."""
     with tempfile.TemporaryDirectory() as cache:
-        for path in folder.rglob('*'):
+        for path in (path for path in folder.rglob('*') if path.is_file()):
             name = path.relative_to(folder).as_posix()
-            if path.is_file() and path.read_bytes() != Path(hf_hub_download(
-                    repo_id, name, revision=REVISION, cache_dir=cache)).read_bytes():
+            with client_errors(repo_id):
+                there = Path(hf_hub_download(repo_id, name, revision=REVISION, cache_dir=cache))
+            if there.read_bytes() != path.read_bytes():
                 raise OSError(f'{repo_id}: {name} on the Hub differs from what was sent')
         sources = (f'hf-hub:{repo_id}@{REVISION}', f'local-dir:{folder}')
-        there, here = (timm.create_model(source, pretrained=True, cache_dir=cache).eval() for source in sources)
-        image = torch.randn(1, *resolve_data_config({}, model=here)['input_size'])
+        nets = [timm.create_model(source, pretrained=True, cache_dir=cache).eval() for source in sources]
+        image = torch.randn(1, *resolve_data_config({}, model=nets[0])['input_size'])
         with torch.inference_mode():
-            same = torch.equal(there(image), here(image))
-        if not same:
+            logits = [net(image) for net in nets]
+        if not torch.equal(*logits):
             raise OSError(f'{repo_id}: the net on the Hub gives other logits than the one that was sent')
 
 

@@ -119,7 +119,7 @@ def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_
     facts = {'recipe': 'recipes/tiny.yaml', 'initialised from': 'sa_quadratic_cifar', 'epochs': '3'}
     for name, accuracy, card in ((tagged, 0.92, facts), ('sa_quadratic_cifar', 0.94, {'epochs': '4'})):
         hub.weights_path(name).touch()
-        hub.record_checksum(hub.weights_path(name))
+        hub.record_checksum(hub.weights_path(name), '0' * 64)
         hub.card_path(name).write_text(hub.model_card(name, accuracy, 10000, card))
     assert hub.default_weights('sa_learned_cifar') == tagged
     rows = {row['name']: row for row in results_rows()}
@@ -133,6 +133,6 @@ def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_
     assert '0.9200*' in text and '0.9400 ' in text and '* not from scratch' in text
     assert '0.9200*' in format_zoo(zoo_rows())
     hub.weights_path('sa_learned_cifar').touch()
-    hub.record_checksum(hub.weights_path('sa_learned_cifar'))
+    hub.record_checksum(hub.weights_path('sa_learned_cifar'), '0' * 64)
     assert hub.default_weights('sa_learned_cifar') == 'sa_learned_cifar'
     assert hub.weights_path('sa_learned_cifar.cifar10') == hub.weights_path('sa_learned_cifar')

@@ -5,6 +5,7 @@
     look      classify, demo, heads, figures, curves, explore
     measure   eval, bench
     weights   export, prune
+    publish   publish
     scripts   run
 
 A command NAME is the function `run_NAME` of its module, which is imported when it runs. What the user did wrong is a

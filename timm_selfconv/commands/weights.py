@@ -14,7 +14,7 @@ from timm.data import resolve_data_config
 from timm.models import split_model_name_tag
 
 from timm_selfconv import hub, theory
-from timm_selfconv.files import check_new, replace_file, write_new
+from timm_selfconv.files import check_new, replace_file, sha256, write_new
 from timm_selfconv.measure import counting, evaluation
 from .nets import create_model
 
@@ -31,8 +31,10 @@ def run_export(args: argparse.Namespace) -> None:
         saved = Path(folder, path.name)
         hub.save_weights(create_model(name, args.checkpoint), saved)
         result = evaluation.evaluate(create_model(name, str(saved)), args.data)
-        text = hub.model_card(args.model, result.top1, result.images, dict(fact.split('=', 1) for fact in args.fact))
+        facts = dict(dict(fact.split('=', 1) for fact in args.fact), **{'SHA-256': sha256(saved)})
+        text = hub.model_card(args.model, result.top1, result.images, facts)
         replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
+        hub.record_checksum(path, facts['SHA-256'])
         write_new(path, saved.read_bytes())
     print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
 

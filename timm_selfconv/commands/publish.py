@@ -1,0 +1,36 @@
+"""The command that puts the zoo on the Hub."""
+import argparse
+import tempfile
+from pathlib import Path
+
+from timm_selfconv import hub
+from timm_selfconv.data import open_images
+from timm_selfconv.files import new_folder
+from timm_selfconv.look.repository import write_repository
+from .look import demo_pictures
+
+
+def run_publish(args: argparse.Namespace) -> None:
+    names = args.models or hub.shipped_names()
+    unknown = sorted(set(names) - set(hub.shipped_names()))
+    if unknown:
+        raise ValueError(f'models={unknown}: no such weights; there are those of {hub.shipped_names()}')
+    paths = [Path(image) for image in args.images] or demo_pictures()[:2]
+    pictures = dict(zip((path.stem for path in paths), open_images(paths)))
+    if args.folder:
+        for name in names:
+            with new_folder(Path(args.folder, name)) as folder:
+                write_repository(name, folder, pictures, [other for other in names if other != name])
+            print(Path(args.folder, name))
+        return
+    for name in names:
+        repo_id = f'{args.owner}/{name}'
+        with tempfile.TemporaryDirectory() as folder:
+            write_repository(name, folder, pictures, [other for other in names if other != name])
+            if args.dry_run:
+                sent = hub.differing_files(Path(folder), repo_id)
+            else:
+                sent = hub.publish(folder, repo_id, args.private)
+        print(f'{repo_id}: {", ".join(sent) or "nothing new"}')
+    if not args.dry_run:
+        print(hub.collect(names, args.owner))
