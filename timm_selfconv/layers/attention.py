@@ -263,7 +263,7 @@ class SelfAttention2d(nn.Module):
         query: Optional[torch.Tensor] = None
         bias: Optional[torch.Tensor] = None
         if self.query is not None:
-            query = self.query(x).view(batch, -1, width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
+            query = self.query(x).view(batch, x.shape[1], width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
         if self.relative:
             rows, cols, cross = self.encoding(
                 None if query is None else query * self.scale, height, width, first, last)
@@ -383,7 +383,7 @@ class SelfAttention2d(nn.Module):
             gathered = self._through_fused(x, key, first, last)
         else:
             gathered = self._through_map(x, key, first, last)
-        return self.value(gathered.reshape(x.shape[0], -1, x.shape[2], self.num_heads * self.dim))
+        return self.value(gathered.flatten(2).unflatten(1, [-1, x.shape[2]]))
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim)."""
