@@ -22,7 +22,7 @@ from timm.layers import register_notrace_function
 __all__ = ['attend_in_groups', 'gather', 'separable_attention']
 
 # bytes of what the heads of a group hold: on a CPU a share of the cache, elsewhere of the memory
-CPU_BYTES = 4 * 2 ** 20
+CPU_BYTES = 8 * 2 ** 20
 DEVICE_BYTES = 2 ** 30
 
 
