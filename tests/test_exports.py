@@ -1,0 +1,45 @@
+"""Exported nets: the same numbers, for any number of images."""
+import pytest
+import timm
+import torch
+
+onnxruntime = pytest.importorskip('onnxruntime')
+
+NARROW = dict(embed_dim=8, mlp_dim=8, depth=2)
+TINY = {
+    'sa_quadratic_cifar': NARROW,
+    'sa_quadratic_gen_cifar': NARROW,
+    'sa_learned_cifar': NARROW,
+    'sa_learned_content_cifar': NARROW,
+    'sa_learned_content_hier_cifar': NARROW,
+    'resvit_cifar': NARROW,
+    'san_pairwise_cifar': dict(channels=(32,) * 4),
+    'san_patchwise_cifar': dict(channels=(32,) * 4),
+    'resnet_tiny_cifar': {},
+}
+ONE_A_FAMILY = ['sa_quadratic_cifar', 'resvit_cifar', 'san_patchwise_cifar', 'resnet_tiny_cifar']
+
+
+def tiny(name):
+    torch.manual_seed(0)
+    return timm.create_model(name, **TINY[name]).eval()
+
+
+def images(n):
+    return torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_torchscript_based_onnx(name, tmp_path):
+    model, file = tiny(name), tmp_path / 'net.onnx'
+    torch.onnx.export(
+        model, (images(2),), str(file), dynamo=False, input_names=['x'], dynamic_axes={'x': {0: 'batch'}})
+    logits, = onnxruntime.InferenceSession(str(file)).run(None, {'x': images(5).numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), model(images(5)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ONE_A_FAMILY)
+def test_torch_export(name):
+    model = tiny(name)
+    program = torch.export.export(model, (images(2),), dynamic_shapes=({0: torch.export.Dim('batch', min=1)},))
+    torch.testing.assert_close(program.module()(images(5)), model(images(5)))
