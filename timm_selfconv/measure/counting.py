@@ -25,12 +25,14 @@ from timm_selfconv.layers import explicit_maps
 
 __all__ = ['FREE', 'Counts', 'count']
 
-# beside views and what acts on single elements
+# beside views and what acts on single elements: operators that make tensors, move, reduce, pool or normalise
 FREE = frozenset((
-    '_adaptive_avg_pool2d _local_scalar_dense _native_batch_norm_legit_no_training _safe_softmax _softmax _to_copy '
-    '_unsafe_view amax arange as_strided_ avg_pool2d cat constant_pad_nd diag_embed empty full hardswish_ index '
-    'linspace max_pool2d_with_indices mean native_batch_norm native_group_norm native_layer_norm new_empty '
-    'reflection_pad2d replication_pad2d roll stack sum zeros zeros_like'
+    '_adaptive_avg_pool2d _local_scalar_dense _log_softmax _native_batch_norm_legit_no_training _safe_softmax _softmax '
+    '_to_copy _unsafe_view all amax amin any arange argmax argmin as_strided_ avg_pool2d cat constant_pad_nd copy_ '
+    'cumsum diag_embed empty empty_like eye fill_ full full_like gather hardswish_ index index_select linspace max '
+    'max_pool2d_with_indices mean min native_batch_norm native_group_norm native_layer_norm new_empty new_full '
+    'new_ones new_zeros ones ones_like reflection_pad2d replication_pad2d roll scatter sort stack sum topk var_mean '
+    'zero_ zeros zeros_like'
 ).split())
 
 
