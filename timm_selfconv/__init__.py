@@ -7,7 +7,8 @@
 - look: what a net sees: attention maps, heads, the papers' figures, the explorer.
 - measure: what a net costs and how good it is: counts, the papers' tables, accuracy, speed.
 - train: the fast trainer on one device, ``python -m timm_selfconv.train RECIPE``.
-- data: datasets and pictures. files: the one place that writes. hub: weights and their model cards.
+- data: datasets and pictures. files: the one place that writes. recipe_files: where recipes lie.
+  hub: weights and their model cards.
 - cli: the command ``timm-selfconv``, ``python -m timm_selfconv`` where it is not installed.
 
 Imports run one way: cli, then look, measure and train, then theory, hub and data, then models, then layers.
@@ -16,5 +17,5 @@ from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet
 from .theory import fuse
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 __all__ = ['SAN', 'ResNetCifar', 'ResVit', 'SelfAttentionNet', 'attention_maps', 'fuse']

@@ -57,6 +57,9 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--time', action='store_true', help=(
         'measure the inference time of plain attention to hierarchical too, as a ratio (a minute)'))
 
+    sub = command('recipe', 'recipe', 'print where the file of a recipe lies, to train by')
+    sub.add_argument('name', metavar='NAME', help='e.g. paper: train.py -c $(timm-selfconv recipe paper)')
+
     sub = command('measure', 'eval', 'accuracy on a dataset', net, fuse, data, json)
     sub.add_argument('--data', required=True, help="folder or timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
     sub.add_argument('--batch-size', type=int, default=64)

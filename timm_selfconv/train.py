@@ -48,6 +48,7 @@ from timm.utils import ModelEmaV3, random_seed
 from timm_selfconv.data import Images, at_size, load_images, padded_crop, random_resized_crop
 from timm_selfconv.files import replace_file
 from timm_selfconv.hub import save_shards
+from timm_selfconv.recipe_files import find_recipe
 
 # what train.py takes where a recipe is silent, of the keys that this script honours; a type where that is nothing
 KEYS: Dict[str, Any] = dict(
@@ -86,10 +87,9 @@ def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
     Raises:
         ValueError: If there is no such recipe, or it asks for what this script does not do.
     """
-    if not Path(path).is_file():
-        raise ValueError(f'recipe={path!r}: needs a YAML file')
+    file = Path(path) if Path(path).is_file() else find_recipe(path)
     try:
-        recipe = yaml.safe_load(Path(path).read_text())
+        recipe = yaml.safe_load(file.read_text())
         if not isinstance(recipe, dict):
             raise ValueError(f'recipe={path!r}: needs a line KEY: VALUE for each key')
         for override in overrides:
@@ -390,7 +390,7 @@ def export_command(training: Training, options: argparse.Namespace, data: str) -
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('recipe', help='YAML file')
+    parser.add_argument('recipe', help="YAML file, or the name of one of the package's, e.g. paper")
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='replaces a key of the recipe')
     parser.add_argument('--output', required=True, type=Path, metavar='DIR', help='checkpoint and summary')
     parser.add_argument('--data', help="folder or timm dataset name (default: the recipe's)")

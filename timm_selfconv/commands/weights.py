@@ -16,6 +16,7 @@ from timm.models import split_model_name_tag
 from timm_selfconv import hub, theory
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
 from timm_selfconv.measure import counting, evaluation
+from timm_selfconv.recipe_files import find_recipe
 from .nets import create_model
 
 
@@ -47,7 +48,7 @@ def run_include(args: argparse.Namespace) -> None:
     hub.save_folder(theory.include(model, args.target), folder)
     model_args = json.loads((folder / 'config.json').read_text())['model_args']
     train = shlex.join([
-        'python', '-m', 'timm_selfconv.train', 'recipes/finetune.yaml', '--output', f'{folder}-trained',
+        'python', '-m', 'timm_selfconv.train', 'finetune', '--output', f'{folder}-trained',
         f'model={args.target}', f'initial_checkpoint={folder / "model.safetensors"}',
         f'model_kwargs={json.dumps(model_args)}'])
     print(f'Use it:      timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
@@ -90,7 +91,7 @@ def train_on_command(folder: Path) -> str:
         # train.py has arguments of its own for these
         **{k: v for k, v in config['model_args'].items() if k not in ('in_chans', 'num_classes', 'global_pool')}}
     return shlex.join([
-        'python', 'train.py', '-c', 'recipes/pruned.yaml', '--model', config['architecture'],
+        'python', 'train.py', '-c', str(find_recipe('pruned')), '--model', config['architecture'],
         '--num-classes', str(config['num_classes']), '--initial-checkpoint', str(folder / 'model.safetensors'),
         '--model-kwargs', *(f'{k}={v!r}'.replace(' ', '') for k, v in model_kwargs.items())])
 

@@ -6,6 +6,7 @@ import torch.nn as nn
 from timm.models import PretrainedCfg, build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
+from timm_selfconv.recipe_files import RECIPES
 from ._base import ZooNet
 from ._weights import WEIGHTS_FILE, checksums, hub_id, locate_weights, weights_path
 
@@ -80,7 +81,7 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
             raise RuntimeError(
-                f'{variant} has no trained weights yet. Train it (recipes/README.md says how), give weights of '
+                f'{variant} has no trained weights yet. Train it ({RECIPES / "README.md"} says how), give weights of '
                 f"your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
                 "timm.list_models('*_cifar', pretrained=True)")
         own = own_weights(cfg)

@@ -1,0 +1,8 @@
+"""Where a recipe lies."""
+import argparse
+
+from timm_selfconv.recipe_files import find_recipe
+
+
+def run_recipe(args: argparse.Namespace) -> None:
+    print(find_recipe(args.name))
