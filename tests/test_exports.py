@@ -1,4 +1,4 @@
-"""Exported nets: the same numbers, for any number of images."""
+"""Exported, compiled, in half precision: the same numbers."""
 import pytest
 import timm
 import torch
@@ -38,8 +38,36 @@ def test_torchscript_based_onnx(name, tmp_path):
     torch.testing.assert_close(torch.from_numpy(logits), model(images(5)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'resvit_cifar'])
+def test_onnx_by_dynamo(name, tmp_path):
+    pytest.importorskip('onnxscript')
+    model, file = tiny(name), tmp_path / 'net.onnx'
+    torch.onnx.export(
+        model, (images(2),), str(file), dynamo=True, input_names=['x'], verbose=False,
+        dynamic_shapes={'x': {0: torch.export.Dim('batch', min=1)}})
+    logits, = onnxruntime.InferenceSession(str(file)).run(None, {'x': images(5).numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), model(images(5)), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize('name', ONE_A_FAMILY)
 def test_torch_export(name):
     model = tiny(name)
     program = torch.export.export(model, (images(2),), dynamic_shapes=({0: torch.export.Dim('batch', min=1)},))
     torch.testing.assert_close(program.module()(images(5)), model(images(5)))
+
+
+@pytest.mark.parametrize('name', ONE_A_FAMILY)
+def test_torch_compile(name):
+    """One graph without breaks; what inductor makes of it is torch's own matter."""
+    model = tiny(name)
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
+    torch.testing.assert_close(compiled(images(2)), model(images(2)))
+
+
+@pytest.mark.parametrize('name', TINY)
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_half_precision(name, dtype):
+    model = tiny(name)
+    wanted = model(images(2))
+    error = (model.to(dtype)(images(2).to(dtype)).float() - wanted).abs().max()
+    assert 0 < error < 4 * torch.finfo(dtype).eps * wanted.abs().max()
