@@ -133,8 +133,13 @@ def test_distributed_training(command, tmp_path):
 
 @needs_scripts
 @pytest.mark.parametrize('command', lines('python -m timm_selfconv run'), ids=lambda c: c[4])
-def test_other_scripts(command):
-    command = [f'hfds/{CIFAR10}' if word == 'hfds/uoft-cs/cifar10' else word for word in command]
+def test_other_scripts(command, tmp_path):
+    command = [os.path.join(SCRIPTS, word) if word.endswith('.py') else word for word in command]
+    places = {'hfds/uoft-cs/cifar10': f'hfds/{CIFAR10}', '*_tiny_cifar': 'sa_quadratic_tiny*'}  # one net is enough
+    command = [places.get(word, word) for word in command]
     command[command.index('--split') + 1] = 'test[:64]'
-    command[4] = os.path.join(SCRIPTS, command[4])
-    assert '"top1"' in run([sys.executable, *command[1:], '--no-prefetcher', '--workers', '0'])
+    out = run([sys.executable, *command[1:], '--no-prefetcher', '--workers', '0'], cwd=tmp_path)
+    if 'bulk_runner.py' in command[4]:
+        out = (tmp_path / 'results.csv').read_text()
+        assert 'sa_quadratic_tiny_cifar' in out
+    assert 'top1' in out

@@ -269,7 +269,7 @@ def test_timm_reparameterizes_a_net(encoding, attn_proj):
     assert all(type(block.attn) is SelfAttention2d for block in net.blocks)
     assert reparameterize_model(net).state_dict().keys() == net.state_dict().keys()
 
-    expected = net._stem(x)
+    expected = net.embed(x)
     for block in net.blocks:
         conv, report = attention_to_conv(block.attn, 3, grid_size=(6, 6))
         assert report.kernel_size == (3, 3)
