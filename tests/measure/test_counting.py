@@ -156,7 +156,7 @@ class Hidden(nn.Module):
 
 
 def test_operators_that_nothing_counts_are_named():
-    with pytest.raises(NotImplementedError, match='cdist|euclidean_dist'):
+    with pytest.raises(NotImplementedError, match=r'cdist|euclidean_dist'):
         count(Hidden())
 
 
