@@ -13,9 +13,9 @@ import yaml
 from PIL import Image
 from timm.models import save_for_hf
 
-from timm_selfconv import hub, train
+from timm_selfconv import hub, train, weights
 from timm_selfconv.measure import counting
-from timm_selfconv.measure.tables import zoo_names
+from timm_selfconv.models import zoo_names
 from timm_selfconv.cli import main
 from timm_selfconv.commands.look import DEMO_MODEL
 from timm_selfconv.theory import prune_heads
@@ -246,7 +246,7 @@ def test_list_and_tables_for_machines(capsys):
     assert printed['tables'][0]['label'] == 'ResNet18' and {'paper', 'here'} <= set(printed['results'][0])
 
 
-@pytest.mark.skipif(not hub.weights_path(DEMO_MODEL).is_file(), reason=f'{DEMO_MODEL} has no weights here')
+@pytest.mark.skipif(not weights.weights_path(DEMO_MODEL).is_file(), reason=f'{DEMO_MODEL} has no weights here')
 def test_demo_on_ones_own_picture(folder, capsys):
     main(['demo', f'{folder}/test/3/picture.png'])
     out = capsys.readouterr().out

@@ -7,8 +7,8 @@ import torch
 import torch.nn as nn
 from huggingface_hub import ModelCard
 
-from timm_selfconv import files, hub
-from timm_selfconv.models import WEIGHTS_DIR, _weights
+from timm_selfconv import files, hub, weights
+from timm_selfconv.weights import WEIGHTS_DIR
 
 
 def test_weights_are_saved_whole_and_never_over_others(tmp_path):
@@ -36,30 +36,30 @@ def test_weights_that_do_not_fit_the_type_or_name_are_refused(tmp_path):
 
 
 def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(_weights, 'WEIGHTS_DIR', tmp_path)
-    assert hub.measured_accuracy('net') is None
-    files.write_new(hub.card_path('net'), hub.model_card('net', 0.8123, 10000, {'seed': '42'}).encode())
-    assert hub.measured_accuracy('net') == 0.8123
-    card = ModelCard.load(hub.card_path('net'))
+    monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
+    assert weights.measured_accuracy('net') is None
+    files.write_new(weights.card_path('net'), hub.model_card('net', 0.8123, 10000, {'seed': '42'}).encode())
+    assert weights.measured_accuracy('net') == 0.8123
+    card = ModelCard.load(weights.card_path('net'))
     assert card.data.license == 'apache-2.0' and card.data.library_name == 'timm'
     assert '| seed | 42 |' in card.text and '0.8123 (10,000 images' in card.text and 'import timm_selfconv' in card.text
 
 
 @pytest.mark.parametrize('path', sorted(WEIGHTS_DIR.glob('*.safetensors')), ids=lambda p: p.stem)
 def test_everything_that_ships_has_a_card(path):
-    text = hub.card_path(path.stem).read_text()
+    text = weights.card_path(path.stem).read_text()
     for fact in ('recipe', 'epochs', 'seed', 'hardware', 'test accuracy'):
         assert f'| {fact} |' in text
-    assert 0.5 < hub.measured_accuracy(path.stem) < 1
-    assert files.sha256(path) == _weights.checksums()[path.stem] == hub.card_facts(path.stem)['SHA-256']
+    assert 0.5 < weights.measured_accuracy(path.stem) < 1
+    assert files.sha256(path) == weights.checksums()[path.stem] == weights.card_facts(path.stem)['SHA-256']
 
 
 def test_a_card_s_facts_are_read_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(_weights, 'WEIGHTS_DIR', tmp_path)
-    assert hub.card_facts('net') == {}
+    monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
+    assert weights.card_facts('net') == {}
     facts = dict(recipe='recipes/net.yaml', epochs='3', time='36 minutes, beside other work')
-    files.write_new(hub.card_path('net'), hub.model_card('net', 0.5, 100, facts).encode())
-    read = hub.card_facts('net')
+    files.write_new(weights.card_path('net'), hub.model_card('net', 0.5, 100, facts).encode())
+    read = weights.card_facts('net')
     assert read.pop('test accuracy').startswith('0.5000 (100 images') and read == facts
 
 

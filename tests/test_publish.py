@@ -12,7 +12,8 @@ from PIL import Image
 
 import timm_selfconv
 from hub_server import TOKEN, serve
-from timm_selfconv.models._weights import REVISION, WEIGHTS_DIR
+from timm_selfconv.models._weights import REVISION
+from timm_selfconv.weights import WEIGHTS_DIR
 
 ONE, DRAWN = NETS = ['resnet_tiny_cifar', 'sa_learned_content_hier_tiny_cifar']  # the first has no figures: quick
 

@@ -15,9 +15,9 @@ import yaml
 from PIL import Image
 from timm.utils import ParseKwargs
 
-from timm_selfconv import hub
+from timm_selfconv import hub, weights
 from timm_selfconv.measure.published import PAPER, PUBLISHED
-from timm_selfconv.measure.tables import zoo_names
+from timm_selfconv.models import zoo_names
 from timm_selfconv.train import read_recipe
 
 FOLDER = Path(__file__).resolve().parent.parent / 'recipes'
@@ -129,10 +129,10 @@ def test_a_line_names_its_net_and_what_to_expect(line):
     else:
         assert 'measured' in expected
     if 'measured here' in expected:
-        card = hub.card_path(net).relative_to(FOLDER.parent)
-        assert f'**{hub.measured_accuracy(net):.4f}** [measured here](../{card})' in expected
+        card = weights.card_path(net).relative_to(FOLDER.parent)
+        assert f'**{weights.measured_accuracy(net):.4f}** [measured here](../{card})' in expected
     every = ' '.join(cells[1] for cells in CELLS if cells[0] == net)
-    assert ('measured here' in every) == hub.card_path(net).is_file()
+    assert ('measured here' in every) == weights.card_path(net).is_file()
     assert bool(rows) == ('paper' in every or 'report' in every)
 
 

@@ -23,7 +23,7 @@ from PIL import Image
 from timm.data import create_transform
 
 from timm_selfconv import hub, train
-from timm_selfconv.measure.tables import zoo_names
+from timm_selfconv.models import zoo_names
 from timm_selfconv.cli import main as cli
 
 RECIPES = Path(__file__).resolve().parent.parent / 'recipes'

@@ -1,40 +1,29 @@
-"""Weights: where they are, how they are saved, and the model cards that stand beside them."""
+"""Weights: how they are saved, with their model cards, and how they get to the Hub."""
 import hashlib
-import re
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Union
+from typing import Dict, Iterator, List, Sequence, Union
 
 import huggingface_hub
 import safetensors.torch
 import timm.models
 import torch
 import torch.nn as nn
-from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData, hf_hub_download
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from safetensors import SafetensorError
 from timm.data import resolve_data_config
 
 from timm_selfconv.files import new_folder, replace_file, replace_folder, write_new
-from timm_selfconv.models._weights import REVISION, checksums, weights_path
+from timm_selfconv.models._weights import REVISION
+from timm_selfconv.weights import LICENSE
 
 __all__ = [
-    'card_facts', 'card_path', 'collect', 'default_weights', 'differing_files', 'load_shards', 'measured_accuracy',
-    'model_card', 'publish', 'record_checksum', 'save_folder', 'save_shards', 'save_weights', 'shipped_names',
-    'weights_path',
+    'collect', 'differing_files', 'load_shards', 'model_card', 'publish', 'record_checksum', 'save_folder',
+    'save_shards', 'save_weights',
 ]
-
-
-def card_path(name: str) -> Path:
-    """Where the model card of weights lies if they ship with the package; for names see :func:`weights_path`."""
-    return weights_path(name).with_suffix('.md')
-
-
-def shipped_names() -> List[str]:
-    """Names of all weights of this version, in the package or on the Hub, as :func:`weights_path` takes them."""
-    return sorted(checksums())
 
 
 def record_checksum(path: Path, checksum: str) -> None:
@@ -44,40 +33,6 @@ def record_checksum(path: Path, checksum: str) -> None:
     others = [line for line in lines if line.split()[1] != path.name]
     text = '\n'.join(sorted([*others, f'{checksum}  {path.name}'], key=lambda line: line.split()[1]))
     replace_file(sums, lambda file: file.write_text(f'{text}\n'))
-
-
-def default_weights(name: str) -> str:
-    """Name of the weights that ``pretrained=True`` loads: those from scratch before others, the name if none ship."""
-    return next((n for n in shipped_names() if n == name or n.startswith(f'{name}.')), name)
-
-
-def measured_accuracy(name: str) -> Optional[float]:
-    """CIFAR-10 test accuracy that the model card of shipped weights states.
-
-    Args:
-        name: Name of the weights, see :func:`weights_path`.
-
-    Returns:
-        Accuracy between 0 and 1, or None if no card ships.
-    """
-    if not card_path(name).is_file():
-        return None
-    results = ModelCard.load(card_path(name)).data.eval_results or []
-    return next((float(r.metric_value) for r in results if r.metric_type == 'accuracy'), None)
-
-
-def card_facts(name: str) -> Dict[str, str]:
-    """How shipped weights came about: the table of their model card.
-
-    Args:
-        name: Name of the weights, see :func:`weights_path`.
-
-    Returns:
-        Facts such as recipe, epochs, seed, hardware and time, as the card words them; empty if no card ships.
-    """
-    if not card_path(name).is_file():
-        return {}
-    return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
 
 
 def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch.Tensor]:
@@ -173,16 +128,16 @@ def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -
     """A model card in the Hub's format.
 
     Args:
-        name: Name of the weights, see :func:`weights_path`.
+        name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
         accuracy: Measured accuracy on the CIFAR-10 test split, between 0 and 1.
         images: How many images it was measured on.
         facts: How the weights came about (recipe, epochs, seed, hardware, ...), a table row each, in order.
 
     Returns:
-        Markdown with the metadata block that :func:`measured_accuracy` and the Hub read.
+        Markdown with the metadata block that :func:`timm_selfconv.weights.measured_accuracy` and the Hub read.
     """
     data = ModelCardData(
-        license='apache-2.0',
+        license=LICENSE,
         library_name='timm',
         pipeline_tag='image-classification',
         tags=['image-classification', 'timm', 'timm_selfconv', 'self-attention', 'cifar10'],

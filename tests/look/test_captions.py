@@ -1,4 +1,4 @@
-from timm_selfconv.hub import measured_accuracy
+from timm_selfconv.weights import measured_accuracy
 from timm_selfconv.look.captions import net_caption
 
 

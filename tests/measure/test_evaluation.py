@@ -5,10 +5,11 @@ import torch
 import torch.nn as nn
 from PIL import Image
 
-from timm_selfconv import hub
+from timm_selfconv import weights
 from timm_selfconv.data import classify, open_images
 from timm_selfconv.measure.evaluation import evaluate
-from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, WEIGHTS_DIR
+from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
+from timm_selfconv.weights import WEIGHTS_DIR
 
 
 
@@ -154,7 +155,7 @@ def test_half_a_picture_is_none(tmp_path):
 @pytest.mark.parametrize('name', [p.stem for p in sorted(WEIGHTS_DIR.glob('*.safetensors'))])
 def test_shipped_nets_reach_the_accuracy_of_their_cards(name, cifar10):
     """On the first 1,000 images, to four standard deviations of a binomial of 1,000."""
-    card = hub.measured_accuracy(name)
+    card = weights.measured_accuracy(name)
     result = evaluate(timm.create_model(name, pretrained=True), cifar10, split='test[:1000]', progress=False)
     assert result.images == 1000
     assert result.top1 == pytest.approx(card, abs=4 * (card * (1 - card) / 1000) ** 0.5)

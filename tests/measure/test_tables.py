@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 import timm
 
-from timm_selfconv import hub
+from timm_selfconv import hub, weights
 from timm_selfconv.measure import tables
 from timm_selfconv.measure.published import PAPER, PUBLISHED, REPORT
 from timm_selfconv.measure.tables import (
-    format_results, format_tables, format_zoo, paper_tables, results_rows, zoo_names, zoo_rows,
+    format_results, format_tables, format_zoo, paper_tables, results_rows, zoo_rows,
 )
-from timm_selfconv.models import _weights
+from timm_selfconv.models import zoo_names
 
 REPO = Path(__file__).resolve().parent.parent.parent
 
@@ -30,7 +30,7 @@ def test_measured_counts_round_to_the_published_ones():
             assert digits(row['measured']['parameters'], row['parameters']) == row['parameters']
         if row['flops'] != '-':
             assert digits(row['measured']['linear_conv_flops'], row['flops']) == row['flops']
-        assert row['measured']['accuracy'] == hub.measured_accuracy(row['name'])
+        assert row['measured']['accuracy'] == weights.measured_accuracy(row['name'])
     json.dumps(rows)
     text = format_tables(rows)
     assert 'Table 1' in text and 'Table 4' in text and '12,086,844' in text and '0.871' in text
@@ -70,9 +70,9 @@ def test_the_zoo_is_listed_whole():
     rows = zoo_rows()
     assert [row['name'] for row in rows] == zoo_names()
     for row in rows:
-        assert row['weights'] == hub.weights_path(row['name']).is_file()
-        assert (row['accuracy'] is not None) == hub.card_path(row['name']).is_file()
-        assert (row['epochs'] is not None) == hub.card_path(row['name']).is_file()
+        assert row['weights'] == weights.weights_path(row['name']).is_file()
+        assert (row['accuracy'] is not None) == weights.card_path(row['name']).is_file()
+        assert (row['epochs'] is not None) == weights.card_path(row['name']).is_file()
     text = format_zoo(rows, wide=True)
     assert 'apache-2.0' in text and '9,686,916' in text
     assert format_zoo(rows, 'github').startswith('| name')
@@ -88,19 +88,19 @@ def test_tables_fit_a_terminal_and_epochs_stand_beside_accuracies():
     for text in (format_tables(paper_tables()), format_zoo(zoo_rows()), format_results(results_rows())):
         assert max(map(len, text.splitlines())) <= 100
     line = next(line for line in format_tables(paper_tables()).splitlines() if line.startswith('SAN patchwise, HA'))
-    epochs = hub.card_facts('san_patchwise_hier_cifar')['epochs']
-    assert line.split()[3:6] == ['0.912', f"{hub.measured_accuracy('san_patchwise_hier_cifar'):.4f}", epochs]
+    epochs = weights.card_facts('san_patchwise_hier_cifar')['epochs']
+    assert line.split()[3:6] == ['0.912', f"{weights.measured_accuracy('san_patchwise_hier_cifar'):.4f}", epochs]
 
 
 def test_results_say_how_every_shipped_net_came_about():
     rows = {row['name']: row for row in results_rows()}
-    shipped = {name for name in zoo_names() if hub.card_facts(name)}
+    shipped = {name for name in zoo_names() if weights.card_facts(name)}
     assert set(rows) == {row.name for row in PUBLISHED if not row.differs} | shipped
     for name, row in rows.items():
-        assert row['initialised from'] == hub.card_facts(name).get('initialised from')
+        assert row['initialised from'] == weights.card_facts(name).get('initialised from')
         facts = [row[key] for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')]
-        if hub.card_path(name).is_file():
-            assert row['here'] == hub.measured_accuracy(name) and all(facts)
+        if weights.card_path(name).is_file():
+            assert row['here'] == weights.measured_accuracy(name) and all(facts)
             assert (REPO / row['recipe']).is_file() and int(row['epochs']) > 0 and int(row['seed']) >= 0
         else:
             assert row['here'] is None and not any(facts)
@@ -114,14 +114,14 @@ def test_results_say_how_every_shipped_net_came_about():
 
 
 def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_path, monkeypatch):
-    monkeypatch.setattr(_weights, 'WEIGHTS_DIR', tmp_path)
+    monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
     tagged = 'sa_learned_cifar.from_quadratic_cifar10'
     facts = {'recipe': 'recipes/tiny.yaml', 'initialised from': 'sa_quadratic_cifar', 'epochs': '3'}
     for name, accuracy, card in ((tagged, 0.92, facts), ('sa_quadratic_cifar', 0.94, {'epochs': '4'})):
-        hub.weights_path(name).touch()
-        hub.record_checksum(hub.weights_path(name), '0' * 64)
-        hub.card_path(name).write_text(hub.model_card(name, accuracy, 10000, card))
-    assert hub.default_weights('sa_learned_cifar') == tagged
+        weights.weights_path(name).touch()
+        hub.record_checksum(weights.weights_path(name), '0' * 64)
+        weights.card_path(name).write_text(hub.model_card(name, accuracy, 10000, card))
+    assert weights.default_weights('sa_learned_cifar') == tagged
     rows = {row['name']: row for row in results_rows()}
     assert rows['sa_learned_cifar']['here'] is None and rows['sa_learned_cifar']['paper'] == 0.918
     assert rows[tagged]['here'] == 0.92 and rows[tagged]['paper'] is None
@@ -132,7 +132,7 @@ def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_
     text = format_tables(paper_tables())
     assert '0.9200*' in text and '0.9400 ' in text and '* not from scratch' in text
     assert '0.9200*' in format_zoo(zoo_rows())
-    hub.weights_path('sa_learned_cifar').touch()
-    hub.record_checksum(hub.weights_path('sa_learned_cifar'), '0' * 64)
-    assert hub.default_weights('sa_learned_cifar') == 'sa_learned_cifar'
-    assert hub.weights_path('sa_learned_cifar.cifar10') == hub.weights_path('sa_learned_cifar')
+    weights.weights_path('sa_learned_cifar').touch()
+    hub.record_checksum(weights.weights_path('sa_learned_cifar'), '0' * 64)
+    assert weights.default_weights('sa_learned_cifar') == 'sa_learned_cifar'
+    assert weights.weights_path('sa_learned_cifar.cifar10') == weights.weights_path('sa_learned_cifar')

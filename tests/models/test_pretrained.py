@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 from timm.models import generate_default_cfgs
 
-from timm_selfconv import hub
+from timm_selfconv import hub, weights
 from timm_selfconv.models import _cfg, _weights, zoo_names
 
 
@@ -16,7 +16,7 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
         raise AssertionError('looks for weights in the network')
 
     monkeypatch.setattr(socket.socket, 'connect', refuse)
-    if hub.weights_path(name).is_file():
+    if weights.weights_path(name).is_file():
         model = timm.create_model(name, pretrained=True).eval()
         assert model(images(1, 3, 32, 32)).isfinite().all()
         assert timm.create_model(name, pretrained=True, num_classes=5, in_chans=1).num_classes == 5
@@ -30,7 +30,7 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
 
 def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
     """As timm has it: where no tag is named, the first that has weights."""
-    monkeypatch.setattr(_weights, 'WEIGHTS_DIR', tmp_path)
+    monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
     for stem in ('net', 'net.included', 'network', 'other.longer'):
         save_file({'weight': torch.zeros(1)}, tmp_path / f'{stem}.safetensors')
         hub.record_checksum(tmp_path / f'{stem}.safetensors', '0' * 64)

@@ -7,14 +7,15 @@ from timm_selfconv import hub
 from timm_selfconv.data import open_images
 from timm_selfconv.files import new_folder
 from timm_selfconv.look.repository import write_repository
+from timm_selfconv.weights import shipped_names
 from .look import demo_pictures
 
 
 def run_publish(args: argparse.Namespace) -> None:
-    names = args.models or hub.shipped_names()
-    unknown = sorted(set(names) - set(hub.shipped_names()))
+    names = args.models or shipped_names()
+    unknown = sorted(set(names) - set(shipped_names()))
     if unknown:
-        raise ValueError(f'models={unknown}: no such weights; there are those of {hub.shipped_names()}')
+        raise ValueError(f'models={unknown}: no such weights; there are those of {shipped_names()}')
     paths = [Path(image) for image in args.images] or demo_pictures()[:2]
     pictures = dict(zip((path.stem for path in paths), open_images(paths)))
     if args.folder:

@@ -17,6 +17,7 @@ from timm_selfconv import hub, theory
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
 from timm_selfconv.measure import counting, evaluation
 from timm_selfconv.recipe_files import find_recipe
+from timm_selfconv.weights import weights_path
 from .nets import create_model
 
 
@@ -25,7 +26,7 @@ def run_export(args: argparse.Namespace) -> None:
         if '=' not in fact:
             raise ValueError(f'fact={fact!r}: needs KEY=VALUE')
     name, _ = split_model_name_tag(args.model)  # a new tag is not registered before its file is there
-    path = Path(args.output, hub.weights_path(args.model).name)
+    path = Path(args.output, weights_path(args.model).name)
     card = path.with_suffix('.md')
     check_new(path)  # a card alone is what an export left that was killed
     with tempfile.TemporaryDirectory() as folder:

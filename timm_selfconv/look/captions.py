@@ -2,7 +2,7 @@
 from pathlib import Path
 from typing import Optional
 
-from timm_selfconv.hub import card_facts, measured_accuracy
+from timm_selfconv.weights import card_facts, measured_accuracy
 
 __all__ = ['net_caption']
 

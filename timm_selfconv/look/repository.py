@@ -9,8 +9,8 @@ from PIL import Image
 from timm.models import save_for_hf
 
 from timm_selfconv.data import preprocess
-from timm_selfconv.hub import card_path, weights_path
 from timm_selfconv.models._weights import OWNER, WEIGHTS_FILE, hub_id
+from timm_selfconv.weights import card_path, weights_path
 from .explorer import explorer_page
 from .figures import draw_figures, save_figure
 

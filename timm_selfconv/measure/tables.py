@@ -1,4 +1,4 @@
-"""The papers' tables as published, beside what is measured here."""
+"""The papers' tables as published, beside what is measured here: read from files, without torch."""
 import functools
 import json
 import textwrap
@@ -7,21 +7,16 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import tabulate
-import timm
-import torch
 from tqdm import tqdm
 
-from timm_selfconv.hub import card_facts, default_weights, measured_accuracy, shipped_names
 from timm_selfconv.files import replace_file
-from timm_selfconv.models import zoo_names
-from .bench import bench_nets
-from .counting import count
+from timm_selfconv.weights import LICENSE, card_facts, checksums, default_weights, measured_accuracy, shipped_names
 from .published import PAPER, PUBLISHED, REPORT
 
 tabulate.MIN_PADDING = 0  # of headers, else the tables take 15 columns more
 
 __all__ = [
-    'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_names', 'zoo_rows',
+    'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_rows',
 ]
 
 # facts of model cards that say how weights came about
@@ -39,6 +34,9 @@ def shipped_counts() -> Dict[str, Dict[str, int]]:
 
 def live_counts(name: str) -> Dict[str, int]:
     """Counts of a net of the zoo for its own image size, counted now."""
+    import timm
+    from .counting import count
+
     input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
     return asdict(count(timm.create_model(name), input_size))
 
@@ -47,17 +45,21 @@ def measure(name: str) -> Dict[str, Any]:
     """What is known of a net of the zoo: counts, accuracy of its default weights and where they began, license."""
     weights = default_weights(name)
     return {
-        **(shipped_counts().get(name) or live_counts(name)),
+        **shipped_counts()[name],
         'accuracy': measured_accuracy(weights),
         'epochs': card_facts(weights).get('epochs'),
         'initialised_from': card_facts(weights).get('initialised from'),
-        'weights': timm.is_model_pretrained(name),
-        'license': timm.get_pretrained_cfg_value(name, 'license'),
+        'weights': weights in checksums(),
+        'license': LICENSE,
     }
 
 
 def time_ratio(plain: str, name: str) -> float:
     """How many times longer a batch of 4 takes through the first of two nets of the zoo, measured here in one run."""
+    import timm
+    import torch
+    from .bench import bench_nets
+
     input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
     seconds = bench_nets([timm.create_model(plain), timm.create_model(name)], torch.randn(4, *input_size))
     return seconds[0] / seconds[1]
@@ -94,7 +96,7 @@ def zoo_rows() -> List[Dict[str, Any]]:
     published = published_accuracies()
     return [{
         'name': name, 'paper': published.get((PAPER, name)), 'report': published.get((REPORT, name)), **measure(name),
-    } for name in zoo_names()]
+    } for name in shipped_counts()]
 
 
 def results_rows() -> List[Dict[str, Any]]:
@@ -106,7 +108,7 @@ def results_rows() -> List[Dict[str, Any]]:
         'report': published.get((REPORT, name)),
         'here': measured_accuracy(name),
         **{key: card_facts(name).get(key) for key in HOW},
-    } for name in sorted({*zoo_names(), *shipped_names()})]
+    } for name in sorted({*shipped_counts(), *shipped_names()})]
     return [row for row in rows if row['paper'] or row['report'] or row['here']]
 
 
@@ -201,5 +203,7 @@ def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: b
 
 
 if __name__ == '__main__':
+    from timm_selfconv.models import zoo_names
+
     counts = {name: live_counts(name) for name in tqdm(zoo_names())}
     replace_file(COUNTS, lambda file: file.write_text(json.dumps(counts, indent=1) + '\n'))

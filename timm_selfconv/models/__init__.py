@@ -8,7 +8,6 @@
   the papers' checkpoints.
 """
 from ._cfg import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, zoo_names
-from ._weights import WEIGHTS_DIR
 from .resnet_cifar import ResNetCifar
 from .resvit import ResVit
 from .san import SAN

@@ -8,7 +8,8 @@ from timm.models._builder import resolve_pretrained_cfg
 
 from timm_selfconv.recipe_files import RECIPES
 from ._base import ZooNet
-from ._weights import WEIGHTS_FILE, checksums, hub_id, locate_weights, weights_path
+from timm_selfconv.weights import LICENSE, checksums, weights_path
+from ._weights import WEIGHTS_FILE, hub_id, locate_weights
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
 
@@ -50,7 +51,7 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
             'num_classes': 10, 'input_size': (3, 32, 32),
             'crop_pct': 1.0, 'interpolation': 'bicubic',
             'mean': CIFAR10_MEAN, 'std': CIFAR10_STD,
-            'label_names': CIFAR10_CLASSES, 'license': 'apache-2.0',
+            'label_names': CIFAR10_CLASSES, 'license': LICENSE,
             **cfg,
         }
         for key, entry in weights.items()

@@ -8,29 +8,13 @@ from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf
 from huggingface_hub.errors import HfHubHTTPError
 
 from timm_selfconv.files import sha256
+from timm_selfconv.weights import checksums, weights_path
 
-__all__ = ['OWNER', 'REVISION', 'WEIGHTS_DIR', 'WEIGHTS_FILE', 'checksums', 'hub_id', 'locate_weights', 'weights_path']
+__all__ = ['OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'locate_weights']
 
-WEIGHTS_DIR = Path(__file__).resolve().parent.parent / 'weights'
 WEIGHTS_FILE = 'model.safetensors'  # on the Hub
 OWNER = os.environ.get('TIMM_SELFCONV_HUB', 'timm-selfconv')
 REVISION = 'v0.2.0'  # the tag of each repository that belongs to this version of the package
-
-
-def checksums() -> Dict[str, str]:
-    """SHA-256 of the weight file of each net that has one, by its name: what `sha256sum weights/*.safetensors` says."""
-    file = WEIGHTS_DIR / 'SHA256SUMS'
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return {Path(file).stem: checksum for checksum, file in (line.split() for line in lines)}
-
-
-def weights_path(name: str) -> Path:
-    """Where weights lie if they ship with the package.
-
-    Args:
-        name: Registered name of a net, for its weights from scratch (tag ``cifar10``), or ``name.tag`` for others.
-    """
-    return WEIGHTS_DIR / f"{name.removesuffix('.cifar10')}.safetensors"
 
 
 def hub_id(name: str) -> str:

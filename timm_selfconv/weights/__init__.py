@@ -1,0 +1,77 @@
+"""The weights that ship, each with its model card; read here without torch. SHA256SUMS lists all of this version.
+
+Weights go by the name of their net, for those from scratch (timm's tag ``cifar10``), or by ``name.tag``.
+"""
+import re
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from huggingface_hub import ModelCard
+
+__all__ = [
+    'LICENSE', 'WEIGHTS_DIR', 'card_facts', 'card_path', 'checksums', 'default_weights', 'measured_accuracy',
+    'shipped_names', 'weights_path',
+]
+
+WEIGHTS_DIR = Path(__file__).resolve().parent
+LICENSE = 'apache-2.0'
+
+
+def weights_path(name: str) -> Path:
+    """Where weights lie if they ship with the package.
+
+    Args:
+        name: Registered name of a net, for its weights from scratch (tag ``cifar10``), or ``name.tag`` for others.
+    """
+    return WEIGHTS_DIR / f"{name.removesuffix('.cifar10')}.safetensors"
+
+
+def card_path(name: str) -> Path:
+    """Where the model card of weights lies if they ship with the package; for names see :func:`weights_path`."""
+    return weights_path(name).with_suffix('.md')
+
+
+def checksums() -> Dict[str, str]:
+    """SHA-256 of all weight files of this version, in the package or on the Hub, by name."""
+    file = WEIGHTS_DIR / 'SHA256SUMS'
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return {Path(file).stem: checksum for checksum, file in (line.split() for line in lines)}
+
+
+def shipped_names() -> List[str]:
+    """Names of all weights of this version, in the package or on the Hub, as :func:`weights_path` takes them."""
+    return sorted(checksums())
+
+
+def default_weights(name: str) -> str:
+    """Name of the weights that ``pretrained=True`` loads: those from scratch before others, the name if none ship."""
+    return next((n for n in shipped_names() if n == name or n.startswith(f'{name}.')), name)
+
+
+def measured_accuracy(name: str) -> Optional[float]:
+    """CIFAR-10 test accuracy that the model card of shipped weights states.
+
+    Args:
+        name: Name of the weights, see :func:`weights_path`.
+
+    Returns:
+        Accuracy between 0 and 1, or None if no card ships.
+    """
+    if not card_path(name).is_file():
+        return None
+    results = ModelCard.load(card_path(name)).data.eval_results or []
+    return next((float(r.metric_value) for r in results if r.metric_type == 'accuracy'), None)
+
+
+def card_facts(name: str) -> Dict[str, str]:
+    """How shipped weights came about: the table of their model card.
+
+    Args:
+        name: Name of the weights, see :func:`weights_path`.
+
+    Returns:
+        Facts such as recipe, epochs, seed, hardware and time, as the card words them; empty if no card ships.
+    """
+    if not card_path(name).is_file():
+        return {}
+    return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
