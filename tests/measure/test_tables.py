@@ -5,7 +5,7 @@ import pytest
 import timm
 
 from timm_selfconv import hub, weights
-from timm_selfconv.measure import tables
+from timm_selfconv.measure import bench, tables
 from timm_selfconv.measure.published import PAPER, PUBLISHED, REPORT
 from timm_selfconv.measure.tables import (
     format_results, format_tables, format_zoo, paper_tables, results_rows, zoo_rows,
@@ -55,7 +55,7 @@ def test_hierarchical_nets_stand_against_plain_ones_of_the_same_kind(monkeypatch
         timed.append([sum(p.numel() for p in model.parameters()) for model in models] + [list(images.shape)])
         return [3., 2.]
 
-    monkeypatch.setattr(tables, 'bench_nets', bench_nets)
+    monkeypatch.setattr(bench, 'bench_nets', bench_nets)
     rows = {row['name']: row for row in paper_tables(time=True) if row['table'] == 'Table 3'}
     assert timed == [
         [29484282, 4754122, [4, 3, 32, 32]], [3737056, 352750, [4, 3, 32, 32]], [3851142, 356282, [4, 3, 32, 32]],
