@@ -279,7 +279,7 @@ def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor
 
 
 class PointwiseConv2d(nn.Conv2d):
-    """1x1 convolution, see :func:`pointwise`."""
+    """1x1 convolution, see `pointwise`."""
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True, device=None, dtype=None):
         super().__init__(in_channels, out_channels, 1, bias=bias, device=device, dtype=dtype)
