@@ -1,8 +1,8 @@
 """What the commands of `timm-selfconv` do; :mod:`timm_selfconv.cli` has the words that they understand.
 
     nets      the net that a command was asked for
-    zoo       list, tables
-    recipe    recipe: reads files alone, without torch
+    zoo       list, tables: read files alone, without torch
+    recipe    recipe: likewise
     look      classify, demo, heads, figures, curves, explore
     measure   eval, bench
     weights   export, prune
