@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
     """Noise in the layout of timm's image folders, two classes: 24 images to train on and 6 to test."""
     folder, rng = tmp_path_factory.mktemp('noise'), np.random.default_rng(0)
     for split, n in (('train', 12), ('test', 3)):
-        for label in 'ab':
+        for label in ('airplane', 'automobile'):  # eval matches them by name
             (folder / split / label).mkdir(parents=True)
             for i in range(n):
                 pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
@@ -241,7 +241,7 @@ def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, 
     before = (tmp_path / 'run' / 'last.pth.tar').read_bytes()
     refused(capsys, 2, r"run of another recipe \(\['lr'\] differ\)", folder, tmp_path / 'run', *more, 'lr=0.5')
     shutil.copytree(folder, tmp_path / 'data')
-    shutil.copy(tmp_path / 'data' / 'train' / 'a' / '0.png', tmp_path / 'data' / 'train' / 'a' / '1.png')
+    shutil.copy(tmp_path / 'data' / 'train' / 'airplane' / '0.png', tmp_path / 'data' / 'train' / 'airplane' / '1.png')
     refused(capsys, 2, r"\['training images'\] differ", tmp_path / 'data', tmp_path / 'run', *more)
     assert (tmp_path / 'run' / 'last.pth.tar').read_bytes() == before
 

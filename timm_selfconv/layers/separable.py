@@ -213,7 +213,23 @@ def must_be_plain(x: torch.Tensor) -> bool:
     """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform."""
     return (
         torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy))
+        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
+
+
+def choose_groups(
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """:func:`separable_attention` in groups where nobody looks on."""
+    if must_be_plain(x):
+        return plain_attention(row_probs, col_probs, x, weight, bias)
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return SeparableAttention.apply(row_probs, col_probs, x, weight, bias)
 
 
 @torch.fx.wrap
@@ -241,9 +257,7 @@ def separable_attention(
     Returns:
         Shape (B, H, W, out_channels).
     """
-    if must_be_plain(x):
+    if torch.jit.is_scripting():
         return plain_attention(row_probs, col_probs, x, weight, bias)
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return SeparableAttention.apply(row_probs, col_probs, x, weight, bias)
+    else:  # torchscript compiles what follows a return, but not an else
+        return choose_groups(row_probs, col_probs, x, weight, bias)
