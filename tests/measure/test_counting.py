@@ -152,11 +152,11 @@ class Hidden(nn.Module):
         self.weight = nn.Parameter(torch.zeros(32, 32))
 
     def forward(self, x):
-        return torch.cdist(x[0], self.weight[None])
+        return torch.cdist(x[0], self.weight[None], p=1.)
 
 
 def test_operators_that_nothing_counts_are_named():
-    with pytest.raises(NotImplementedError, match=r'cdist|euclidean_dist'):
+    with pytest.raises(NotImplementedError, match='cdist'):
         count(Hidden())
 
 

@@ -44,11 +44,12 @@ def live_counts(name: str) -> Dict[str, int]:
 def measure(name: str) -> Dict[str, Any]:
     """What is known of a net of the zoo: counts, accuracy of its default weights and where they began, license."""
     weights = default_weights(name)
+    facts = card_facts(weights)
     return {
         **shipped_counts()[name],
         'accuracy': measured_accuracy(weights),
-        'epochs': card_facts(weights).get('epochs'),
-        'initialised_from': card_facts(weights).get('initialised from'),
+        'epochs': facts.get('epochs'),
+        'initialised_from': facts.get('initialised from'),
         'weights': weights in checksums(),
         'license': LICENSE,
     }
@@ -102,13 +103,14 @@ def zoo_rows() -> List[Dict[str, Any]]:
 def results_rows() -> List[Dict[str, Any]]:
     """One row per net with a published accuracy and per weights that ship: accuracies, and how ours came about."""
     published = published_accuracies()
+    facts = {name: card_facts(name) for name in sorted({*shipped_counts(), *shipped_names()})}
     rows = [{
         'name': name,
         'paper': published.get((PAPER, name)),
         'report': published.get((REPORT, name)),
         'here': measured_accuracy(name),
-        **{key: card_facts(name).get(key) for key in HOW},
-    } for name in sorted({*shipped_counts(), *shipped_names()})]
+        **{key: told.get(key) for key in HOW},
+    } for name, told in facts.items()]
     return [row for row in rows if row['paper'] or row['report'] or row['here']]
 
 

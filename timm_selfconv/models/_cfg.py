@@ -60,7 +60,7 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
 
 def own_weights(cfg: PretrainedCfg) -> Optional[str]:
     """The entry of ``weights/SHA256SUMS`` that a configuration means; None if it means weights from elsewhere."""
-    name = f'{cfg.architecture}' if cfg.tag == 'cifar10' else f'{cfg.architecture}.{cfg.tag}'
+    name = f'{cfg.architecture}.{cfg.tag}'.removesuffix('.cifar10')
     ours = (
         not cfg.state_dict and cfg.source in (None, '', 'timm') and cfg.file in (None, str(weights_path(name)))
         and cfg.hf_hub_id == hub_id(name))
