@@ -1,11 +1,13 @@
 import copy
+import time
 
 import pytest
 import timm
 import torch
 import torch.nn as nn
 
-from timm_selfconv.measure.bench import Speed, bench, bench_nets, gemm_limit, linear_shapes, peak_memory, released
+from timm_selfconv.measure.bench import Speed, bench, bench_nets, gemm_limit, linear_shapes, peak_memory, released, \
+    take_turns
 
 SMALL = dict(embed_dim=8, mlp_dim=12, depth=2, num_heads=3)
 
@@ -31,6 +33,12 @@ def test_nets_take_turns_and_more_work_takes_longer():
     seconds = bench_nets([few, many], torch.zeros(1, 1, 96, 96), min_run_time=0.005)
     assert few.calls == many.calls > 3
     assert seconds[1] > seconds[0] > 0
+
+
+def test_slow_calls_take_fewer_turns():
+    seconds, turns = take_turns([lambda: time.sleep(0.01), lambda: time.sleep(0.04)], min_run_time=1e-4)
+    assert turns == 1 and seconds[1] > seconds[0] > 0.01
+    assert take_turns([lambda: None], min_run_time=1e-3)[1] > 3
 
 
 @pytest.mark.parametrize('kwargs', [
@@ -95,7 +103,8 @@ def test_bench_of_our_nets_and_of_others():
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items()) and model.training
 
     speed, = bench(timm.create_model('resnet_tiny_cifar'), 32, 1, min_run_time=0.01)
-    assert speed == Speed('timm_selfconv', 32, 1, 'float32', speed.images_per_second, None, None, speed.peak_memory)
+    assert speed == Speed(
+        'timm_selfconv', 32, 1, 'float32', speed.turns, speed.images_per_second, None, None, speed.peak_memory)
 
 
 def test_bad_arguments_are_named():

@@ -43,7 +43,7 @@ def run_bench(args: argparse.Namespace) -> None:
     print(f"{args.model}, {'forward and backward' if args.train else 'eval'}, {torch.get_num_threads()} threads: "
           'medians of batches, all taking turns')
     print(tabulate(
-        [(s.img_size, s.batch_size, s.dtype, s.path, s.images_per_second, s.ratio, s.of_gemm_limit, s.peak_memory / 1e6)
-         for s in speeds],
-        headers=('pixels', 'batch', 'dtype', '', 'images a second', 'ratio', 'of the GEMM limit', 'peak [MB]'),
-        floatfmt=('', '', '', '', '.2f', '.2f', '.2f', '.1f'), missingval='-'))
+        [(s.img_size, s.batch_size, s.dtype, s.path, s.turns, s.images_per_second, s.ratio, s.of_gemm_limit,
+          s.peak_memory / 1e6) for s in speeds],
+        headers=('pixels', 'batch', 'dtype', '', 'turns', 'images a second', 'ratio', 'of the GEMM limit', 'peak [MB]'),
+        floatfmt=('', '', '', '', '', '.2f', '.2f', '.2f', '.1f'), missingval='-'))

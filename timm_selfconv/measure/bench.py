@@ -2,8 +2,10 @@
 import contextlib
 import copy
 import json
+import os
 import statistics
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -12,7 +14,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.benchmark import Timer
 
 from timm_selfconv import theory
 from timm_selfconv.layers import SelfAttention2d
@@ -84,6 +85,7 @@ class Speed:
         img_size: Side of the images, in pixels.
         batch_size: Images a batch.
         dtype: 'float32' or 'bfloat16'.
+        turns: How often it was timed.
         images_per_second: By the median time of a batch.
         ratio: Images a second over those of the released algorithm, None without it.
         of_gemm_limit: Images a second over those of the net's Linear products alone, see :func:`gemm_limit`.
@@ -93,30 +95,36 @@ class Speed:
     img_size: int
     batch_size: int
     dtype: str
+    turns: int
     images_per_second: float
     ratio: Optional[float]
     of_gemm_limit: Optional[float]
     peak_memory: int
 
 
-def take_turns(steps: Sequence[Callable[[], Any]], min_run_time: float = 1.0) -> List[float]:
-    """Time functions, taking turns, on all threads that torch has been given.
+def take_turns(steps: Sequence[Callable[[], Any]], min_run_time: float = 1.0) -> Tuple[List[float], int]:
+    """Time functions, taking turns. Each should have been called before: first calls allocate.
 
     Args:
         steps: The functions.
-        min_run_time: Seconds that each is run for, at least, and three times.
+        min_run_time: Seconds that each is run for, at least, and three times; but no turn begins after ten times as
+            long, where calls are slow.
 
     Returns:
-        Median seconds a call, one a function; their first calls, which allocate, are left out.
+        Median seconds a call, one a function, and the number of turns.
     """
-    timers = [Timer('step()', globals=dict(step=step), num_threads=torch.get_num_threads()) for step in steps]
     seconds: List[List[float]] = [[] for _ in steps]
-    for timer in timers:
-        timer.timeit(1)
-    while min(map(sum, seconds)) < min_run_time or len(seconds[0]) < 3:
-        for timer, times in zip(timers, seconds):
-            times.append(timer.timeit(1).median)
-    return [statistics.median(times) for times in seconds]
+    begin, turns = time.perf_counter(), 0
+    while turns == 0 or (
+            (turns < 3 or min(map(sum, seconds)) < min_run_time) and time.perf_counter() < begin + 10 * min_run_time):
+        for function, times in zip(steps, seconds):
+            start = time.perf_counter()
+            function()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        turns += 1
+    return [statistics.median(times) for times in seconds], turns
 
 
 def bench_nets(models: Sequence[nn.Module], images: torch.Tensor, min_run_time: float = 1.0) -> List[float]:
@@ -130,8 +138,11 @@ def bench_nets(models: Sequence[nn.Module], images: torch.Tensor, min_run_time: 
     Returns:
         Median seconds a batch, one a net.
     """
+    steps = [step(model, images, train=False) for model in models]
     with torch.inference_mode():
-        return take_turns([step(model, images, train=False) for model in models], min_run_time)
+        for function in steps:
+            function()
+        return take_turns(steps, min_run_time)[0]
 
 
 def step(model: nn.Module, images: torch.Tensor, train: bool) -> Callable[[], Any]:
@@ -167,7 +178,7 @@ def linear_shapes(model: nn.Module, images: torch.Tensor) -> List[Tuple[int, int
 def gemm_limit(model: nn.Module, images: torch.Tensor, train: bool) -> Callable[[], Any]:
     """A net's Linear products alone, on buffers of their shapes: forward, in training both gradients too."""
     products = []
-    for rows, features, out_features in linear_shapes(model, images):
+    for rows, features, out_features in linear_shapes(copy.deepcopy(model).to('meta'), images.to('meta')):
         x, y = images.new_ones(rows, features), images.new_ones(rows, out_features)
         products.append((x, images.new_ones(out_features, features), y))
 
@@ -190,6 +201,7 @@ def peak_memory(function: Callable[[], Any], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         function()
         return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault('KINETO_LOG_LEVEL', '6')  # it reports each start, and the lack of a GPU, as errors
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
     with tempfile.TemporaryDirectory() as folder:
@@ -250,9 +262,9 @@ def bench(
     steps = [step(net, images, train) for net in nets.values()]
     limits = [gemm_limit(nets['released algorithm'], images, train)] if isinstance(net, SelfAttentionNet) else []
     with contextlib.nullcontext() if train else torch.inference_mode():
-        seconds = take_turns([*steps, *limits], min_run_time)
-        memory = [peak_memory(function, first.device) for function in steps]
+        memory = [peak_memory(function, first.device) for function in [*steps, *limits]]  # first calls, too
+        seconds, turns = take_turns([*steps, *limits], min_run_time)
     return [
-        Speed(path, img_size, batch_size, dtype, batch_size / time,
-              seconds[0] / time if limits else None, seconds[-1] / time if limits else None, held)
-        for path, time, held in zip(nets, seconds, memory)]
+        Speed(path, img_size, batch_size, dtype, turns, batch_size / s,
+              seconds[0] / s if limits else None, seconds[-1] / s if limits else None, held)
+        for path, s, held in zip(nets, seconds, memory)]
