@@ -1,7 +1,11 @@
 """The `timm-selfconv` command: the words that it understands. What they do is in :mod:`timm_selfconv.commands`."""
 import argparse
 import importlib
+import logging
+import os
 import sys
+import textwrap
+import warnings
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
@@ -155,15 +159,24 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return create_parser().parse_args(argv)
 
 
+def quieten() -> None:
+    """Turn off what libraries say of themselves while they are imported, profile or fail, beside a command's output."""
+    warnings.filterwarnings('ignore', '.torch.jit.script. is deprecated', FutureWarning)  # fvcore's focal loss
+    logging.getLogger('torch.utils.cpp_extension').setLevel(logging.ERROR)  # no CUDA beside torch.utils.benchmark
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch.profiler's start, stop, and that there is no GPU
+    os.environ.setdefault('DATASETS_VERBOSITY', 'critical')  # its errors are raised, too
+
+
 def run(args: argparse.Namespace) -> None:
     """Run a command; what the user did wrong ends in one line and exit status 2, anything else in its traceback."""
+    quieten()
     try:
         module = importlib.import_module(f'timm_selfconv.commands.{args.module}')
         getattr(module, f'run_{args.command}')(args)
     except (ValueError, OSError) as e:
         if args.command == 'run' and Path(args.script).is_file():
             raise  # a script's errors are its own
-        print(f'timm-selfconv: {" ".join(str(e).split()) or type(e).__name__}', file=sys.stderr)
+        print(f'timm-selfconv: {textwrap.shorten(str(e), 700) or type(e).__name__}', file=sys.stderr)
         sys.exit(2)
 
 

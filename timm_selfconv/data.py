@@ -116,28 +116,30 @@ def open_dataset(
         ValueError: If it is neither, can't be had, or has no images.
     """
     folder = Path(data)
-    if folder.is_dir() and next(folder.rglob('*.parquet'), None):
-        data = f'hfds/{data}'
-    if data.startswith('hfds/'):
-        try:
-            dataset = create_dataset(
-                data, None, split=split, class_map=class_map, input_key=input_key, target_key=target_key)
-            if len(dataset):
-                dataset.reader[0]
-        except (KeyError, TypeError) as e:  # what the datasets library makes of a missing column
-            raise ValueError(
-                f'data={data!r}: needs the columns input_key={input_key!r}, target_key={target_key!r} ({e})') from e
-        except ImportError as e:
-            raise ValueError(f"data={data!r}: pip install 'timm_selfconv[data]' first ({e})") from e
-    elif folder.is_dir():
-        dataset = create_dataset('', data, split=split, class_map=class_map)
+    is_folder = bool(data) and folder.is_dir()
+    if is_folder and next(folder.rglob('*.parquet'), None):
+        data, is_folder = f'hfds/{data}', False
+    reader, _, name = data.partition('/')
+    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key) if reader == 'hfds' else {}
+    if not is_folder and (not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds')):
+        raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
+    try:
+        if is_folder:
+            dataset = create_dataset('', data, split=split, class_map=class_map)
+        else:
+            dataset = create_dataset(data, data_dir, split=split, class_map=class_map, **columns)
+        if columns and len(dataset):
+            dataset.reader[0]
+    except ImportError as e:
+        extra = "pip install 'timm_selfconv[data]' first" if columns else 'needs a package that is not installed'
+        raise ValueError(f'data={data!r}: {extra} ({e})') from e
+    except Exception as e:  # what timm's readers and the libraries under them make of what they don't know
+        needs = f'; needs the columns {input_key=}, {target_key=}' if isinstance(e, (KeyError, TypeError)) else ''
+        raise ValueError(f'data={data!r}, {data_dir=}, {split=}: cannot be read ({e or type(e).__name__}){needs}') from e
+    if is_folder:
         splits = [name for name in SPLITS if (folder / name).is_dir()]
         if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all that there is
             raise ValueError(f'split={split!r}: needs one of {splits} in the folder {data!r}')
-    elif '/' in data and not folder.is_absolute() and data.split('/')[0] in ('torch', 'tfds', 'wds', 'hfids'):
-        dataset = create_dataset(data, data_dir, split=split, class_map=class_map)
-    else:
-        raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
     if not len(dataset):
         raise ValueError(f'data={data!r}: split {split!r} has no images')
     return PictureDataset(dataset.reader) if isinstance(dataset, ImageDataset) else dataset

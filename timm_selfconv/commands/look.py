@@ -101,7 +101,7 @@ def run_figures(args: argparse.Namespace) -> None:
     query = None if args.query is None else tuple(args.query)
     net = f'{args.model}: {net_caption(args.model, args.checkpoint, args.untrained)}'
     names = [Path(image).stem for image in args.images]
-    drawn = figures.draw_figures(model, images, names, query, net, args.run and Path(args.run))
+    drawn = figures.draw_figures(model, images, names, query, net, None if args.run is None else Path(args.run))
     for file in figures.save_figures(drawn, args.out, args.format):
         print(file)
 

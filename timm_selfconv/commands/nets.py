@@ -1,13 +1,11 @@
 """The net that a command was asked for."""
 import difflib
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Optional
 
 import timm
 import torch
 import torch.nn as nn
-from safetensors import SafetensorError
 
 from timm_selfconv import fuse, hub
 
@@ -42,7 +40,7 @@ def create_model(
             f'did you mean {near}?' if near else 'timm-selfconv list shows those of the zoo'))
     if untrained:
         torch.manual_seed(seed)
-    if checkpoint is not None and (not checkpoint or not Path(checkpoint).exists()):
+    if checkpoint is not None and not (checkpoint and (Path(checkpoint).is_file() or Path(checkpoint).is_dir())):
         raise ValueError(f'checkpoint={checkpoint!r}: needs a weight file, or a folder of shards')
     try:
         if checkpoint and Path(checkpoint).is_dir():
@@ -51,10 +49,11 @@ def create_model(
         else:
             overlay = dict(file=checkpoint) if checkpoint else None
             model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
-    except (SafetensorError, UnpicklingError, EOFError, RuntimeError, TypeError, AttributeError, KeyError) as e:
-        if checkpoint is None and not isinstance(e, RuntimeError):
-            raise
-        raise ValueError(f'checkpoint={checkpoint!r}: cannot be loaded ({e})' if checkpoint else str(e)) from e
+    except Exception as e:  # a file that is broken raises anything, a pickle above all
+        if checkpoint is None and ':' not in name:  # its own weights, or none: anything but this is a bug
+            raise ValueError(str(e)) if isinstance(e, RuntimeError) else e from e
+        source = f'model={name!r}' if checkpoint is None else f'checkpoint={checkpoint!r}'
+        raise ValueError(f'{source}: cannot be loaded ({e or type(e).__name__})') from e
     for key, value in model.state_dict().items():
         if not value.isfinite().all():
             raise ValueError(f'model={name!r}: its weights hold values in {key} that are not finite')

@@ -23,6 +23,20 @@ class Evaluation:
     images_per_second: float
 
 
+def find_device(name: str) -> torch.device:
+    """A device by torch's name for it.
+
+    Raises:
+        ValueError: If there is none of that name here that can compute.
+    """
+    try:
+        number = torch.zeros(1, device=name)
+        number.item()  # the meta device has none
+    except (RuntimeError, AssertionError) as e:  # the latter where torch was built without CUDA
+        raise ValueError(f'device={name!r}: needs one that torch finds here ({e})') from e
+    return number.device
+
+
 def evaluate(
         model: nn.Module,
         data: str,
@@ -58,6 +72,7 @@ def evaluate(
         ValueError: If there is no such dataset or device, no images in it, one that can't be read, or labels that the
             model has no class for.
     """
+    on = find_device(device)
     dataset: Any = open_dataset(data, split, data_dir, input_key, target_key, class_map)
     classes = None if class_map else match_classes(model, dataset)
     if classes is not None:
@@ -70,15 +85,15 @@ def evaluate(
         use_prefetcher=False,
         num_workers=0,
         pin_memory=False,
-        device=torch.device(device),
+        device=on,
         **{k: config[k] for k in ('input_size', 'interpolation', 'mean', 'std', 'crop_pct', 'crop_mode')},
     )
-    model = model.to(device).eval()
+    model = model.to(on).eval()
     predictions, labels = [], []
     start = time.perf_counter()
     with torch.inference_mode():
         for images, target in tqdm(loader, unit='batch', disable=not progress):
-            logits = model(images.to(device))
+            logits = model(images.to(on))
             predictions.append(logits.topk(min(5, logits.shape[1])).indices.cpu())
             labels.append(target)
     seconds = time.perf_counter() - start

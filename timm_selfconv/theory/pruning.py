@@ -78,8 +78,11 @@ def degenerate_heads(
         Degenerate heads of each layer that has any, as :func:`prune_heads` takes them; empty if none has.
 
     Raises:
-        ValueError: If it is another kind of net, or its heads have no precisions.
+        ValueError: If it is another kind of net, its heads have no precisions, or a limit is no number.
     """
+    for limit, value in (('min_eigenvalue', min_eigenvalue), ('max_condition', max_condition)):
+        if not value >= 0:
+            raise ValueError(f'{limit}={value!r}: needs a number of at least 0')
     degenerate = {}
     for layer, eigenvalues in precision_eigenvalues(model).items():
         flat_or_stripe = (eigenvalues[:, 1] < min_eigenvalue) | (condition_numbers(eigenvalues) > max_condition)

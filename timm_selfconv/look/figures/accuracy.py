@@ -32,7 +32,7 @@ def read_summary(run: Union[str, Path]) -> List[Tuple[int, float]]:
             for row in csv.DictReader(file):
                 accuracy[int(row['epoch']) + 1] = float(row['eval_top1'])
         except (KeyError, TypeError, ValueError) as e:
-            raise ValueError(f'{path}: needs numbers in columns epoch and eval_top1 ({e!r})') from e
+            raise ValueError(f'{path}: needs numbers in columns epoch and eval_top1 ({type(e).__name__}: {e})') from e
     if not accuracy:
         raise ValueError(f'{path}: has no epochs')
     return sorted(accuracy.items())

@@ -123,24 +123,29 @@ def training_blobs(model: nn.Module, run: Path, columns: int = 6) -> Dict[int, L
     """
     if encoding_blobs(model) is None:
         raise ValueError(f'model={type(model).__name__}: its centres are no parameters, so training cannot be drawn')
+    checkpoints = {}
     with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments
-        checkpoints = [
-            torch.load(path, map_location='cpu', weights_only=True) for path in run.glob('checkpoint-*.pth.tar')]
+        for path in run.glob('checkpoint-*.pth.tar'):
+            try:
+                checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+                checkpoints[int(checkpoint['epoch'])] = clean_state_dict(checkpoint['state_dict'])
+            except Exception as e:  # a broken pickle raises anything
+                raise ValueError(f'run={str(run)!r}: {path.name} is no checkpoint of train.py ({e!r})') from e
     if not checkpoints:
         raise ValueError(f'run={str(run)!r}: needs a folder with checkpoint-*.pth.tar files')
-    checkpoints.sort(key=lambda checkpoint: checkpoint['epoch'])
-    last = len(checkpoints) - 1
-    steps = min(columns, len(checkpoints)) - 1
+    epochs = sorted(checkpoints)
+    last = len(epochs) - 1
+    steps = min(columns, len(epochs)) - 1
     model = copy.deepcopy(model)
     history = {}
-    for checkpoint in [checkpoints[round(i * last / steps) if steps else last] for i in range(steps + 1)]:
+    for epoch in [epochs[round(i * last / steps) if steps else last] for i in range(steps + 1)]:
         try:
-            model.load_state_dict(clean_state_dict(checkpoint['state_dict']))
-        except RuntimeError as e:
+            model.load_state_dict(checkpoints[epoch])
+        except (RuntimeError, TypeError, AttributeError) as e:
             raise ValueError(f'run={str(run)!r}: is of another net than {type(model).__name__} as given ({e})') from e
         blobs = encoding_blobs(model)
         assert blobs is not None
-        history[checkpoint['epoch'] + 1] = blobs
+        history[epoch + 1] = blobs
     return history
 
 

@@ -101,6 +101,7 @@ def draw_figures(
         return dict(footprints=figure_footprints(
             weights, layer_names(model, len(weights)), over_images(len(images)), net))
 
+    history = None if run is None else training_blobs(model, run)
     seen = images if content else images[:1]  # one map serves all images
     maps = mean_maps(model, seen)
     grid = (maps[0].shape[-2], maps[0].shape[-1])
@@ -126,6 +127,6 @@ def draw_figures(
         figures[f'attention-{name}'] = figure_query(single, query, picture=picture, net=net)
         figures[f'overlay-{name}'] = figure_query(single, query, picture=picture, over=True, net=net)
         figures[f'average-{name}'] = figure_average(single, picture=picture, net=net)
-    if run is not None:
-        figures['training'] = figure_training(training_blobs(model, run), grid, net)
+    if history is not None:
+        figures['training'] = figure_training(history, grid, net)
     return figures
