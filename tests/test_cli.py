@@ -317,9 +317,9 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
 
 
 @pytest.mark.parametrize('command,message', [
-    *((HEADS + ['--checkpoint', file], f'checkpoint={file!r}: cannot be loaded') for file in (
+    *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: cannot be loaded') for file in (
         'text.pt', 'empty.pt', 'text.safetensors', 'tensor.pt', 'word.pt', 'module.pt', 'other.pt', 'state.pt')),
-    *((HEADS + ['--checkpoint', file], f'checkpoint={file!r}: needs a weight file') for file in ('', '/dev/null')),
+    *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: needs a weight file') for file in ('', '/dev/null')),
     (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', 'tensor.pt', '--data', 'data', '--output', 'out'],
      "checkpoint='tensor.pt': cannot be loaded"),
     *((['heads', f'local-dir:nets/{name}'], f"model='local-dir:nets/{name}': cannot be loaded") for name in (
@@ -327,18 +327,18 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
     *((['heads', name], f'model={name!r}: cannot be loaded') for name in (
         'hf-hub:nobody/nothing', 'hf-hub:nobody', 'hub:nobody/nothing', ':')),
     (['bench', 'hf-hub:nobody/nothing'], "model='hf-hub:nobody/nothing': cannot be loaded"),
-    *((EVAL + ['--data', data], f'data={data!r}') for data in (
+    *(([*EVAL, '--data', data], f'data={data!r}') for data in (
         'hfds/nobody/nothing', 'hfds/', 'hfids/nobody/nothing', 'torch/nothing', 'torch/cifar10', 'torch/', 'wds/nothing',
         'runs/nothing', '', 'text.pt')),
-    (EVAL + ['--data', 'parquet'], "data='hfds/parquet'"),
-    (EVAL + ['--data', 'data', '--class-map', 'nowhere'], "data='data'"),
-    *((EVAL + ['--data', 'data', '--device', device], f'device={device!r}') for device in ('abacus', 'meta', '')),
-    (HEADS + ['--kernel-size', '1000000000'], 'kernel_size=1000000000: needs a kernel that fits in a grid of 8 x 8'),
-    (HEADS + ['--kernel-size', '0'], 'kernel_size=0'),
-    (FIGURES + ['--out', 'out', '--data', 'hfds/nobody/nothing'], "data='hfds/nobody/nothing'"),
-    *((FIGURES + ['--out', 'out', '--run', f'runs/{name}'], f"run='runs/{name}': checkpoint-0.pth.tar is no checkpoint")
+    ([*EVAL, '--data', 'parquet'], "data='hfds/parquet'"),
+    ([*EVAL, '--data', 'data', '--class-map', 'nowhere'], "data='data'"),
+    *(([*EVAL, '--data', 'data', '--device', device], f'device={device!r}') for device in ('abacus', 'meta', '')),
+    ([*HEADS, '--kernel-size', '1000000000'], 'kernel_size=1000000000: needs a kernel that fits in a grid of 8 x 8'),
+    ([*HEADS, '--kernel-size', '0'], 'kernel_size=0'),
+    ([*FIGURES, '--out', 'out', '--data', 'hfds/nobody/nothing'], "data='hfds/nobody/nothing'"),
+    *(([*FIGURES, '--out', 'out', '--run', f'runs/{name}'], f"run='runs/{name}': checkpoint-0.pth.tar is no checkpoint")
       for name in ('text', 'empty', 'tensor', 'word', 'module', 'other', 'state', 'folder')),
-    (FIGURES + ['--out', 'out', '--run', ''], "run='.'"),
+    ([*FIGURES, '--out', 'out', '--run', ''], "run='.'"),
     (['curves', 'runs/bytes', '--out', 'out'], 'runs/bytes/summary.csv: needs numbers'),
     (['curves', 'runs/words', '--out', 'out'], 'runs/words/summary.csv: needs numbers'),
     (['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody', '--dry-run'],

@@ -135,7 +135,8 @@ def open_dataset(
         raise ValueError(f'data={data!r}: {extra} ({e})') from e
     except Exception as e:  # what timm's readers and the libraries under them make of what they don't know
         needs = f'; needs the columns {input_key=}, {target_key=}' if isinstance(e, (KeyError, TypeError)) else ''
-        raise ValueError(f'data={data!r}, {data_dir=}, {split=}: cannot be read ({e or type(e).__name__}){needs}') from e
+        raise ValueError(
+            f'data={data!r}, {data_dir=}, {split=}: cannot be read ({e or type(e).__name__}){needs}') from e
     if is_folder:
         splits = [name for name in SPLITS if (folder / name).is_dir()]
         if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all that there is

@@ -71,7 +71,7 @@ def report_layer(layer: int, maps: torch.Tensor, kernel_size: int, by_position: 
     def mean(values: torch.Tensor) -> List[float]:
         return theory.interior(values, kernel_size).mean((0, -2, -1)).tolist()
 
-    theory.interior(maps[0, 0, ..., 0, 0], kernel_size)  # a kernel that does not fit is refused before its taps are made
+    theory.interior(maps[0, 0, ..., 0, 0], kernel_size)  # refuses a kernel that does not fit before its taps are made
     offsets: List[Tap] = [(i, j) for i, j in theory.tap_offsets(kernel_size).tolist()]
     acting = theory.acting_taps(maps, kernel_size).any(-1).tolist()
     on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size).mean((0, -2, -1))

@@ -137,7 +137,7 @@ def conv_residual(maps: torch.Tensor, kernel_size: KernelSize) -> ConvResidual:
     height, width = grid_size(maps)
     if maps.dim() < 5:
         raise ValueError(f'maps of shape {list(maps.shape)}: needs an axis of heads before the queries')
-    interior(maps[..., 0, 0], kernel_size)  # a kernel that does not fit is refused before its taps are made
+    interior(maps[..., 0, 0], kernel_size)  # refuses a kernel that does not fit before its taps are made
     heads, keys = maps.shape[-5], height * width
     rtol = max(keys, heads) * torch.finfo(maps.dtype).eps
     vectors = maps.double().movedim(-5, -1).flatten(-3, -2)  # (..., H, W, keys, heads)
