@@ -328,8 +328,8 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
         'hf-hub:nobody/nothing', 'hf-hub:nobody', 'hub:nobody/nothing', ':')),
     (['bench', 'hf-hub:nobody/nothing'], "model='hf-hub:nobody/nothing': cannot be loaded"),
     *(([*EVAL, '--data', data], f'data={data!r}') for data in (
-        'hfds/nobody/nothing', 'hfds/', 'hfids/nobody/nothing', 'torch/nothing', 'torch/cifar10', 'torch/', 'wds/nothing',
-        'runs/nothing', '', 'text.pt')),
+        'hfds/nobody/nothing', 'hfds/', 'hfids/nobody/nothing', 'torch/nothing', 'torch/cifar10', 'torch/',
+        'wds/nothing', 'runs/nothing', '', 'text.pt')),
     ([*EVAL, '--data', 'parquet'], "data='hfds/parquet'"),
     ([*EVAL, '--data', 'data', '--class-map', 'nowhere'], "data='data'"),
     *(([*EVAL, '--data', 'data', '--device', device], f'device={device!r}') for device in ('abacus', 'meta', '')),
