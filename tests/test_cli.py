@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import timm
 import torch
 import yaml
@@ -68,18 +69,30 @@ def test_eval(checkpoint, folder, capsys):
 
 
 @pytest.mark.parametrize('name', ['sa_quadratic_tiny_cifar', 'sa_quadratic_tiny_cifar.from_another_net'])
-def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, folder, tmp_path, capsys):
+def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, folder, tmp_path, capsys, monkeypatch):
     command = ['export', name, '--checkpoint', checkpoint, '--data', folder,
                '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
     main(command)
-    assert (tmp_path / 'out' / f'{name}.safetensors').is_file()
     card = (tmp_path / 'out' / f'{name}.md').read_text()
-    assert f"create_model('{name}', pretrained=True)" in card
-    assert '| seed | 42 |' in card and '| recipe | a=b |' in card and '(10 images' in card
+    assert '| seed | 42 |' in card and '| recipe | a=b |' in card
+    assert '(10 images of the test split of data, from this file' in card and 'CIFAR-10' not in card
+
+    monkeypatch.chdir(tmp_path / 'out')  # the card's snippet loads that very file
+    scope = {}
+    exec(card.split('```python')[1].split('```')[0], scope)
+    saved = safetensors.torch.load_file(f'{name}.safetensors')
+    loaded = {key: value.to(saved[key].dtype) for key, value in scope['model'].state_dict().items()}
+    torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
     with pytest.raises(SystemExit):
         main(command)
     assert 'exists' in capsys.readouterr().err
     assert (tmp_path / 'out' / f'{name}.md').read_text() == card
+
+
+def test_a_card_where_weights_ship_loads_them_by_name(checkpoint, folder, tmp_path):
+    output = tmp_path / 'timm_selfconv' / 'weights'
+    main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder, '--output', str(output)])
+    assert "create_model('sa_quadratic_tiny_cifar', pretrained=True).eval()" in next(output.glob('*.md')).read_text()
 
 
 def test_export_that_fails_leaves_nothing(checkpoint, tmp_path):

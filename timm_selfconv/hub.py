@@ -3,7 +3,7 @@ import hashlib
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Dict, Iterator, List, Sequence, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
 import huggingface_hub
 import safetensors.torch
@@ -124,23 +124,28 @@ def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
         timm.models.save_for_hf(model, str(temporary), safe_serialization=True)
 
 
-def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -> str:
+def model_card(
+        name: str,
+        accuracy: float,
+        images: int,
+        facts: Dict[str, str],
+        measured_on: Optional[str] = None,
+        file: Optional[str] = None,
+) -> str:
     """A model card in the Hub's format.
 
     Args:
         name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
-        accuracy: Measured accuracy on the CIFAR-10 test split, between 0 and 1.
+        accuracy: Measured accuracy, between 0 and 1.
         images: How many images it was measured on.
         facts: How the weights came about (recipe, epochs, seed, hardware, ...), a table row each, in order.
+        measured_on: Which images those are; the CIFAR-10 test split by default, and then the metadata says so too.
+        file: The weight file that the card's snippet loads; by default it loads what ``pretrained=True`` does.
 
     Returns:
         Markdown with the metadata block that :func:`timm_selfconv.weights.measured_accuracy` and the Hub read.
     """
-    data = ModelCardData(
-        license=LICENSE,
-        library_name='timm',
-        pipeline_tag='image-classification',
-        tags=['image-classification', 'timm', 'timm_selfconv', 'self-attention', 'cifar10'],
+    on_cifar10: Dict[str, Any] = dict(
         datasets=['uoft-cs/cifar10'],
         model_name=name,
         eval_results=[EvalResult(
@@ -152,7 +157,17 @@ def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -
             metric_value=accuracy,
         )],
     )
+    data = ModelCardData(
+        license=LICENSE,
+        library_name='timm',
+        pipeline_tag='image-classification',
+        tags=['image-classification', 'timm', 'timm_selfconv', 'self-attention', 'cifar10'],
+        **(on_cifar10 if measured_on is None else {}),
+    )
     rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items())
+    net, source = name, ''
+    if file is not None:  # of a tag that may not be registered
+        net, source = name.partition('.')[0], f", pretrained_cfg_overlay=dict(file='{file}')"
     return f"""---
 {data.to_yaml()}
 ---
@@ -162,13 +177,14 @@ def model_card(name: str, accuracy: float, images: int, facts: Dict[str, str]) -
 | | |
 |---|---|
 {rows}
-| test accuracy | {accuracy:.4f} ({images:,} images of the CIFAR-10 test split, from this file, in eval mode) |
+| test accuracy | {accuracy:.4f} ({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, \
+in eval mode) |
 
 ```python
 import timm
 import timm_selfconv  # registers the model
 
-model = timm.create_model('{name}', pretrained=True).eval()
+model = timm.create_model('{net}', pretrained=True{source}).eval()
 ```
 """
 

@@ -7,6 +7,7 @@ from PIL import Image
 
 from timm_selfconv import weights
 from timm_selfconv.data import classify, open_images
+from timm_selfconv.measure import evaluation
 from timm_selfconv.measure.evaluation import evaluate
 from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
 from timm_selfconv.weights import WEIGHTS_DIR
@@ -150,6 +151,21 @@ def test_half_a_picture_is_none(tmp_path):
     (tmp_path / 'half.png').write_bytes(content[:len(content) // 2])
     with pytest.raises(ValueError, match=r'image .*half.png.: needs a readable picture'):
         open_images([tmp_path / 'half.png'])
+
+
+def test_a_dataset_s_checksum_knows_pixels_and_classes_but_no_order():
+    images = [(picture(label), label) for label in range(5)]
+    first = evaluation.content_checksum(images)
+    assert first == evaluation.content_checksum(images[::-1])
+    touched = picture(2)
+    touched.putpixel((3, 4), (1, 2, 3))
+    for other in (images[1:], [*images[1:], images[1]], [(picture(0), 1), *images[1:]], [*images[:4], (touched, 4)]):
+        assert first != evaluation.content_checksum(other)
+
+
+def test_cifar10_is_recognised(cifar10, folder):
+    assert evaluation.is_cifar10_test(RedMeter(), cifar10, progress=False)
+    assert not evaluation.is_cifar10_test(RedMeter(), str(folder), progress=False)
 
 
 @pytest.mark.parametrize('name', [p.stem for p in sorted(WEIGHTS_DIR.glob('*.safetensors'))])

@@ -21,6 +21,11 @@ from timm_selfconv.weights import weights_path
 from .nets import create_model
 
 
+def data_name(data: str) -> str:
+    """A dataset as a card names it: a folder without the path to it."""
+    return Path(data).resolve().name if Path(data).is_dir() else data
+
+
 def run_export(args: argparse.Namespace) -> None:
     for fact in args.fact:
         if '=' not in fact:
@@ -32,9 +37,14 @@ def run_export(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
         hub.save_weights(create_model(name, args.checkpoint), saved)
-        result = evaluation.evaluate(create_model(name, str(saved)), args.data)
+        model = create_model(name, str(saved))
+        result = evaluation.evaluate(model, args.data)
         facts = dict(dict(fact.split('=', 1) for fact in args.fact), **{'SHA-256': sha256(saved)})
-        text = hub.model_card(args.model, result.top1, result.images, facts)
+        known = evaluation.is_cifar10_test(model, args.data)
+        measured_on = None if known else f'the test split of {data_name(args.data)}'
+        ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # where pretrained=True finds it
+        text = hub.model_card(
+            args.model, result.top1, result.images, facts, measured_on, file=None if ships else path.name)
         replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
         hub.record_checksum(path, facts['SHA-256'])
         write_new(path, saved.read_bytes())

@@ -1,16 +1,22 @@
 """How good a net is: accuracy on a dataset."""
+import hashlib
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterable, Optional, Tuple
 
 import torch
 import torch.nn as nn
+from PIL import Image
+from torch.utils.data import IterableDataset
 from timm.data import create_loader, resolve_data_config
-from tqdm import tqdm
+from tqdm import tqdm, trange
 
 from timm_selfconv.data import class_names, match_classes, open_dataset
 
-__all__ = ['Evaluation', 'evaluate']
+__all__ = ['Evaluation', 'evaluate', 'is_cifar10_test']
+
+# `content_checksum` of CIFAR-10's test split
+CIFAR10_TEST = 0x7d79e752791e1a3f8555c99847bcbd1210edb70997e4519cd59bb1741e4f6ee7
 
 
 @dataclass(frozen=True)
@@ -108,3 +114,27 @@ def evaluate(
     names = class_names(model, num_classes)
     per_class = {n: float(top1[label == i].mean()) for i, n in enumerate(names) if (label == i).any()}
     return Evaluation(float(top1.mean()), float(top5.mean()), per_class, len(label), len(label) / seconds)
+
+
+def content_checksum(images: Iterable[Tuple[Image.Image, int]]) -> int:
+    """Sum of the SHA-256 of each picture's pixels, as RGB, row by row, and its class in one byte, modulo 2^256."""
+    digests = (hashlib.sha256(image.convert('RGB').tobytes() + bytes([label])).digest() for image, label in images)
+    return sum(int.from_bytes(digest, 'big') for digest in digests) % 2 ** 256
+
+
+def is_cifar10_test(model: nn.Module, data: str, progress: bool = True) -> bool:
+    """Whether a dataset's test split is CIFAR-10's: its 10,000 images, 1,000 a class, in any order.
+
+    Args:
+        model: Its ``label_names`` number the classes of a dataset that names its own.
+        data: As :func:`evaluate`.
+        progress: Show a progress bar.
+    """
+    dataset: Any = open_dataset(data, 'test', None, 'img', 'label')
+    if isinstance(dataset, IterableDataset) or len(dataset) != 10_000:
+        return False
+    classes = match_classes(model, dataset)
+    if classes is not None:
+        dataset.target_transform = classes.__getitem__
+    numbers = trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=not progress)
+    return content_checksum(dataset[i] for i in numbers) == CIFAR10_TEST
