@@ -28,9 +28,12 @@ class Hub:
     """
 
     def __init__(self):
+        self.address = ''
+        self.clear()
+
+    def clear(self):
         self.repos, self.tags, self.objects, self.collections = {}, {}, {}, {}
         self.requests, self.faults = [], {}
-        self.address = ''
 
     def files(self, repo, revision):
         commits = self.repos.get(repo)

@@ -8,41 +8,51 @@ import time
 from collections import Counter
 
 import pytest
+import timm
 from PIL import Image
 
 import timm_selfconv
 from hub_server import TOKEN, serve
 from timm_selfconv.models._weights import REVISION
 from timm_selfconv.weights import WEIGHTS_DIR
+from warm import WarmPython
 
 ONE, DRAWN = NETS = ['resnet_tiny_cifar', 'sa_learned_content_hier_tiny_cifar']  # the first has no figures: quick
 
 
-@pytest.fixture
-def hub():
+@pytest.fixture(scope='module')
+def server():
     with serve() as hub:
         yield hub
 
 
 @pytest.fixture
-def environment(hub, tmp_path):
+def hub(server):
+    server.clear()
+    return server
+
+
+@pytest.fixture(scope='module')
+def environment(server, tmp_path_factory):
     environment = dict(
-        os.environ, HF_ENDPOINT=hub.address, HF_HOME=str(tmp_path / 'cache'), HF_TOKEN=TOKEN,
+        os.environ, HF_ENDPOINT=server.address, HF_HOME=str(tmp_path_factory.mktemp('cache')), HF_TOKEN=TOKEN,
         HF_HUB_DISABLE_XET='1', HF_HUB_DISABLE_TELEMETRY='1', HF_HUB_ETAG_TIMEOUT='1', TIMM_SELFCONV_HUB='org',
         HF_HUB_DOWNLOAD_TIMEOUT='5')
     environment.pop('HF_HUB_OFFLINE', None)
     return environment
 
 
-@pytest.fixture
-def picture(tmp_path):
-    Image.new('RGB', (40, 40), 'red').save(tmp_path / 'red.png')
-    return str(tmp_path / 'red.png')
+@pytest.fixture(scope='module')
+def command(tmp_path_factory):
+    picture = tmp_path_factory.mktemp('picture') / 'red.png'
+    Image.new('RGB', (40, 40), 'red').save(picture)
+    return lambda *arguments: ['-m', 'timm_selfconv', 'publish', *arguments, '--images', str(picture)]
 
 
-def publish(environment, picture, *arguments):
-    command = [sys.executable, '-m', 'timm_selfconv', 'publish', *arguments, '--images', picture]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+@pytest.fixture(scope='module')
+def publish(environment, command):
+    with WarmPython(environment, 'timm_selfconv.commands.publish') as python:
+        yield lambda *arguments: python.run(*command(*arguments))
 
 
 def sent(hub):
@@ -51,8 +61,8 @@ def sent(hub):
     return Counter(kind for request in hub.requests for mark, kind in kinds.items() if mark in request)
 
 
-def test_publish_again_change_one(hub, environment, picture):
-    first = publish(environment, picture, *NETS, '--owner', 'org')
+def test_publish_again_change_one(hub, publish):
+    first = publish(*NETS, '--owner', 'org')
     assert first.returncode == 0, first.stderr
     assert sent(hub) == dict(commits=2, uploads=2, tags=2, items=2, repositories=2)
     for name in NETS:
@@ -64,26 +74,27 @@ def test_publish_again_change_one(hub, environment, picture):
     assert hub.collections['org/timm_selfconv-1'][2] == [f'org/{name}' for name in NETS]
 
     hub.requests.clear()
-    again = publish(environment, picture, *NETS, '--owner', 'org')
+    again = publish(*NETS, '--owner', 'org')
     assert again.returncode == 0 and again.stdout.count('nothing new') == 2 and not sent(hub)
 
     hub.repos[f'org/{ONE}'][-1]['README.md'] = b'another'
-    dry = publish(environment, picture, *NETS, '--owner', 'org', '--dry-run')
+    dry = publish(ONE, '--owner', 'org', '--dry-run')
     assert f'org/{ONE}: README.md\n' in dry.stdout and not sent(hub)
-    changed = publish(environment, picture, *NETS, '--owner', 'org')
+    changed = publish(ONE, '--owner', 'org')
     assert changed.returncode == 0 and sent(hub)['commits'] == 1 and not sent(hub)['uploads']
     assert hub.files(f'org/{ONE}', REVISION)['README.md'] != b'another'
 
 
-def test_a_killed_publication_goes_on(hub, environment, picture):
-    command = [sys.executable, '-m', 'timm_selfconv', 'publish', ONE, '--owner', 'org', '--images', picture]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def test_a_killed_publication_goes_on(hub, environment, command, publish):
+    process = subprocess.Popen(
+        [sys.executable, *command(ONE, '--owner', 'org')], env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL)
     while not hub.objects and process.poll() is None:
         time.sleep(.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(hub.repos[f'org/{ONE}']) <= 2
-    done = publish(environment, picture, ONE, '--owner', 'org')
+    done = publish(ONE, '--owner', 'org')
     assert done.returncode == 0, done.stderr
     assert REVISION in {tag for _, tag in hub.tags} and sent(hub)['uploads'] == 1
 
@@ -92,68 +103,64 @@ def test_a_killed_publication_goes_on(hub, environment, picture):
     ('POST /api/repos/create', 401), ('POST .*/preupload', 403), ('POST .*/commit', 409), ('GET .*/refs', 500),
     ('GET /org/.*/resolve', 'cut'),
 ])
-def test_what_goes_wrong_on_the_hub_is_one_line(hub, environment, picture, fault, status):
+def test_what_goes_wrong_on_the_hub_is_one_line(hub, publish, fault, status):
     hub.faults[fault] = status
-    done = publish(environment, picture, ONE, '--owner', 'org')
+    done = publish(ONE, '--owner', 'org')
     assert done.returncode == 2 and ONE in done.stderr and TOKEN not in done.stdout + done.stderr
 
 
-def test_the_zoo_as_folders(tmp_path, environment, picture):
-    done = publish(environment, picture, ONE, '--folder', str(tmp_path / 'zoo'))
+def test_the_zoo_as_folders(tmp_path, publish):
+    done = publish(ONE, '--folder', str(tmp_path / 'zoo'))
     assert done.returncode == 0, done.stderr
-    code = f'import timm, timm_selfconv; timm.create_model("local-dir:{tmp_path}/zoo/{ONE}", pretrained=True)'
-    assert subprocess.run([sys.executable, '-c', code], env=environment).returncode == 0
-    again = publish(environment, picture, ONE, '--folder', str(tmp_path / 'zoo'))
+    timm.create_model(f'local-dir:{tmp_path}/zoo/{ONE}', pretrained=True)
+    again = publish(ONE, '--folder', str(tmp_path / 'zoo'))
     assert again.returncode == 2 and 'exists' in again.stderr
 
 
 @pytest.fixture
 def light(tmp_path, environment):
-    """The package without weight files, as the index has it: they come from the Hub."""
+    """The package without weight files, as the index has it, and an empty cache: they come from the Hub."""
     package = tmp_path / 'site' / 'timm_selfconv'
     shutil.copytree(os.path.dirname(timm_selfconv.__file__), package, ignore=shutil.ignore_patterns('*.safetensors'))
-    environment['PYTHONPATH'] = str(package.parent)
-    return environment
+    return dict(environment, PYTHONPATH=str(package.parent), HF_HOME=str(tmp_path / 'cache'))
 
 
-def load(environment, name=ONE, **more):
+def load(environment, *names, **more):
+    """What comes of nets, one after the other in one process: 'loaded', or how long it took and why not."""
     code = f"""
 import time, timm, timm_selfconv
-start = time.monotonic()
-try:
-    timm.create_model({name!r}, pretrained=True)
-    print('loaded')
-except RuntimeError as e:
-    print(time.monotonic() - start, e)
+for name in {names}:
+    start = time.monotonic()
+    try:
+        timm.create_model(name, pretrained=True)
+        print('loaded')
+    except RuntimeError as e:
+        print(time.monotonic() - start, e)
 """
     done = subprocess.run(
         [sys.executable, '-c', code], env=dict(environment, **more), cwd=os.path.dirname(environment['HF_HOME']),
         capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
-def test_weights_come_from_the_hub_once(hub, light, picture):
-    assert publish(dict(light, PYTHONPATH=os.pathsep.join(sys.path)), picture, ONE, '--owner', 'org').returncode == 0
+def test_weights_come_from_the_hub_once(hub, light, publish):
+    assert publish(ONE, '--owner', 'org').returncode == 0
     hub.requests.clear()
-    assert load(light) == 'loaded' and any('resolve' in request for request in hub.requests)
+    assert load(light, ONE, f'hf-hub:org/{ONE}') == ['loaded'] * 2
+    assert any('resolve' in request for request in hub.requests)
     hub.requests.clear()
-    assert load(light) == 'loaded' and not hub.requests
-    assert load(light, HF_HUB_OFFLINE='1') == 'loaded'
-    assert load(light, f'hf-hub:org/{ONE}') == 'loaded'
+    assert load(light, ONE) == ['loaded'] and not hub.requests
+    assert load(light, ONE, HF_HUB_OFFLINE='1') == ['loaded']
 
 
-def test_weights_that_cannot_be_had_say_why(hub, light, tmp_path):
-    said = load(light)
-    assert 'is not there or not for you' in said and len(said.splitlines()) == 1
-    hub.faults['HEAD'] = 500
-    assert 'answers 500' in load(light)
-    assert 'HF_HUB_OFFLINE forbids' in load(light, HF_HUB_OFFLINE='1')
-    seconds, said = load(light, HF_ENDPOINT='http://127.0.0.1:9').split(' ', 1)
+def test_weights_that_cannot_be_had_say_why(hub, light):
+    hub.faults[f'HEAD .*{DRAWN}'] = 500
+    hub.repos['org/sa_quadratic_tiny_cifar'] = [{'model.safetensors': b'not those'}]
+    hub.tags['org/sa_quadratic_tiny_cifar', REVISION] = 0
+    missing, failing, other = load(light, *NETS, 'sa_quadratic_tiny_cifar')
+    assert 'is not there or not for you' in missing and 'answers 500' in failing
+    assert 'damaged or of another version' in other
+    assert 'HF_HUB_OFFLINE forbids' in load(light, ONE, HF_HUB_OFFLINE='1')[0]
+    seconds, said = load(light, ONE, HF_ENDPOINT='http://127.0.0.1:9')[0].split(' ', 1)
     assert 'cannot be downloaded from http://127.0.0.1:9' in said and float(seconds) < 20
-
-
-def test_other_bytes_are_refused(hub, light):
-    hub.repos[f'org/{ONE}'] = [{'model.safetensors': b'not those'}]
-    hub.tags[f'org/{ONE}', REVISION] = 0
-    assert 'damaged or of another version' in load(light)

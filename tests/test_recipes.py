@@ -19,6 +19,7 @@ from timm_selfconv import hub, weights
 from timm_selfconv.measure.published import PAPER, PUBLISHED
 from timm_selfconv.models import zoo_names
 from timm_selfconv.train import read_recipe
+from warm import WarmPython
 
 FOLDER = Path(__file__).resolve().parent.parent / 'recipes'
 README = (FOLDER / 'README.md').read_text()
@@ -212,31 +213,46 @@ def images(tmp_path_factory):
     return folder
 
 
-def train(scripts, recipe, images, output, launcher=(), more=(), batches=2):
-    """Two batches of a recipe with timm's train.py on a CPU, shared by the processes; returns the checkpoint."""
-    command = [
-        sys.executable, *launcher, os.path.join(scripts, 'train.py'), '-c', str(FOLDER / f'{recipe}.yaml'),
-        '--dataset', f'hfds/{images}', '--device', 'cpu', '--no-prefetcher', '--workers', '0',
-        '--batch-size', '2', '--epochs', '1', '--warmup-epochs', '0', '--output', str(output), '--experiment',
-        recipe, *more]
-    environment = dict(
-        os.environ, OMP_NUM_THREADS='1', HF_DATASETS_CACHE=str(output / 'cache'),
+def command(scripts, recipe, images, output, *more):
+    """Two batches of a recipe with timm's train.py on a CPU, as python's arguments."""
+    return [
+        os.path.join(scripts, 'train.py'), '-c', str(FOLDER / f'{recipe}.yaml'), '--dataset', f'hfds/{images}',
+        '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1',
+        '--warmup-epochs', '0', '--output', str(output), '--experiment', recipe, *more]
+
+
+@pytest.fixture(scope='module')
+def environment(tmp_path_factory):
+    return dict(
+        os.environ, OMP_NUM_THREADS='1', HF_DATASETS_CACHE=str(tmp_path_factory.mktemp('cache')),
         PYTHONPATH=os.pathsep.join([str(FOLDER.parent), str(FOLDER.parent / 'tests')]))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope='module')
+def python(environment):
+    """Without the zoo, which a recipe itself has to import."""
+    with WarmPython(environment, 'timm', 'datasets') as python:
+        yield python
+
+
+def trained(done, output, recipe, batches):
+    """The checkpoint of a run that saw so many batches a process."""
     assert done.returncode == 0, done.stderr[-4000:]
     assert f'{batches - 1}/{batches} (' in done.stderr + done.stdout, done.stderr[-4000:]
     return torch.load(output / recipe / 'last.pth.tar', weights_only=False)
 
 
 @pytest.mark.parametrize('recipe', RECIPES)
-def test_recipes_train_for_two_batches(recipe, images, timm_scripts, tmp_path):
-    checkpoint = train(timm_scripts, recipe, images, tmp_path)
+def test_recipes_train_for_two_batches(recipe, images, timm_scripts, python, tmp_path):
+    done = python.run(*command(timm_scripts, recipe, images, tmp_path))
+    checkpoint = trained(done, tmp_path, recipe, batches=2)
     model = timm.create_model(load(recipe)['model'])
     assert model.load_state_dict(checkpoint['state_dict'])
     assert ('state_dict_ema' in checkpoint) == load(recipe).get('model_ema', False)
 
 
-def test_two_processes_train_one_recipe(images, timm_scripts, tmp_path):
-    launcher = ('-m', 'torch.distributed.run', '--nproc_per_node=2', '--standalone')
-    more = ('--device-modules', 'timm_selfconv', 'ddp_on_cpu')
-    assert train(timm_scripts, 'tiny', images, tmp_path, launcher, more, batches=1)['epoch'] == 0
+def test_two_processes_train_one_recipe(images, timm_scripts, environment, tmp_path):
+    launcher = ['-m', 'torch.distributed.run', '--nproc_per_node=2', '--standalone']
+    train = command(timm_scripts, 'tiny', images, tmp_path, '--device-modules', 'timm_selfconv', 'ddp_on_cpu')
+    done = subprocess.run([sys.executable, *launcher, *train], env=environment, capture_output=True, text=True)
+    assert trained(done, tmp_path, 'tiny', batches=1)['epoch'] == 0

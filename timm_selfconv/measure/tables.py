@@ -207,5 +207,5 @@ def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: b
 if __name__ == '__main__':
     from timm_selfconv.models import zoo_names
 
-    counts = {name: live_counts(name) for name in tqdm(zoo_names())}
-    replace_file(COUNTS, lambda file: file.write_text(json.dumps(counts, indent=1) + '\n'))
+    lines = ',\n'.join(f'  "{name}": {json.dumps(live_counts(name))}' for name in tqdm(zoo_names()))  # a net a line
+    replace_file(COUNTS, lambda file: file.write_text(f'{{\n{lines}\n}}\n'))
