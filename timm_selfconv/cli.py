@@ -78,7 +78,7 @@ def create_parser() -> argparse.ArgumentParser:
     sub = command('measure', 'bench', 'speed and memory, beside the released algorithm and the net\'s matrix products',
                   net, fuse, json)
     sub.add_argument('--img-size', type=int, nargs='+', default=[32], help='sides of the images (default: 32)')
-    sub.add_argument('--batch-size', type=int, nargs='+', default=[1, 4, 32], help='images a batch (default: 1 4 32)')
+    sub.add_argument('--batch-size', type=int, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)')
     sub.add_argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both')
     sub.add_argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards')
     sub.add_argument('--threads', type=int, help='how many of the CPU (default: as torch chooses)')

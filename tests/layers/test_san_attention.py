@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from timm_selfconv.layers.san_attention import (
-    PassBatchNorm2d, PointwiseConv2d, SanAttention2d, aggregate, patchwise_relation, pixel_coordinates,
-)
+from timm_selfconv.layers.footprint import aggregate
+from timm_selfconv.layers.san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d, patchwise_relation, \
+    pixel_coordinates
 
 
 def attention(kind='pairwise', **kwargs):

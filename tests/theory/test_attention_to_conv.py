@@ -287,7 +287,7 @@ def test_hierarchical_nets_share_one_convolution():
     convs = reparameterize_model(reparameterizable(net, 5))
     conv, _ = attention_to_conv(net.blocks[0].attn, 5)
     torch.testing.assert_close(convs.blocks[0].attn.conv.weight, conv.weight)
-    assert convs.passes == 2 and len(convs.blocks) == 1
+    assert convs.depth == 2 and len(convs.blocks) == 1
     assert convs(inputs(2, 3, 12, 12, dtype=torch.float32)).shape == (2, 10)
 
 

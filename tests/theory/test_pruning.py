@@ -69,7 +69,7 @@ def test_a_pruned_net_is_the_full_net_with_values_at_zero(encoding, terms):
 def test_hierarchical_nets_lose_heads_in_every_pass(terms):
     net = make_net('learned', terms, hierarchical=True, qk_bias=False, attn_proj=False, depth=3)
     pruned = prune_heads(net, {0: [0, 2]})
-    assert pruned.num_heads == (2,) and pruned.passes == 3
+    assert pruned.num_heads == (2,) and pruned.depth == 3
     with torch.no_grad():
         net.blocks[0].attn.value.weight.view(8, 4, 8)[:, [0, 2]] = 0.
     torch.testing.assert_close(pruned(images()), net(images()), rtol=1e-12, atol=1e-12)

@@ -82,7 +82,7 @@ def parse_heads(heads: Sequence[str]) -> Dict[int, List[int]]:
 
 
 def format_degenerate(model: nn.Module, heads: Dict[int, List[int]], min_eigenvalue: float) -> str:
-    """Why heads are degenerate, one a line."""
+    """Why heads are degenerate, one per line."""
     rows = []
     for layer, eigenvalues in theory.precision_eigenvalues(model).items():
         conditions = theory.condition_numbers(eigenvalues).tolist()

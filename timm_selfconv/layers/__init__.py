@@ -1,16 +1,17 @@
 """Attention as layers: maths in pure functions, under thin modules.
 
 - attention: ``SelfAttention2d`` on a grid of pixels, every term of the paper's equation (8).
-- encodings: what its queries know about where a key lies: quadratic, learned and absolute encodings.
-- san_attention: ``SanAttention2d``, vectors of weights over a small footprint.
+- encodings: what its queries know about where a key lies: quadratic, learned and absolute encodings. axis_scores:
+  their maths, an axis at a time.
+- san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
 - separable: position-only attention as the product of row and column factors, forward and backward.
 - token_attention: ``TokenAttention``, as vision transformers have it.
 
 Nothing but torch and timm.layers is imported here.
 """
 from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores, explicit_maps
-from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, axis_offsets, gaussian_axis_scores, \
-    precision_matrices, relative_table, resample_table
+from .axis_scores import axis_offsets, gaussian_axis_scores, precision_matrices, relative_table, resample_table
+from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
 from .separable import attend_in_groups, gather, separable_attention
 from .token_attention import TokenAttention

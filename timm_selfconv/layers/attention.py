@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
-from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32, select_parameter
+from .axis_scores import at_least_float32
+from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, select_parameter
 from .separable import axis_probs, gather, must_be_plain, separable_attention
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
@@ -62,7 +63,7 @@ def dense_scores(rows: torch.Tensor, cols: torch.Tensor, cross: Optional[torch.T
         cross: What couples the axes, shape (B, heads, Q, W, H, W), or None.
 
     Returns:
-        Scores to a constant a query, the largest of which is 0, shape (B, heads, Q W, H W).
+        Scores up to a constant per query, the largest of which is 0, shape (B, heads, Q W, H W).
     """
     # maxima first, an axis at a time: large scores of one would swallow the other's, and half precision both
     rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
@@ -155,7 +156,7 @@ class SelfAttention2d(nn.Module):
             dim: Channels of the input, of every head and of the output.
             num_heads: Number of heads.
             terms: Which terms of equation (8) to keep, any of :data:`TERMS`.
-            encoding: One of :data:`ENCODINGS`: relative ('quadratic', 'quadratic_gen' with a full precision a head,
+            encoding: One of :data:`ENCODINGS`: relative ('quadratic', 'quadratic_gen' with a full precision per head,
                 'learned') or absolute ('sinusoid', 'absolute' for learned vectors; equation 3).
             grid_size: Rows and columns of the input, which learned encodings are made for.
             qk_bias: Give the query and key maps a bias.
@@ -241,7 +242,7 @@ class SelfAttention2d(nn.Module):
             first: int = 0,
             last: Optional[int] = None,
     ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]]:
-        """The scores' parts: ``scores = query key' / sqrt(D) + bias``, to a constant a query.
+        """The scores' parts: ``scores = query key' / sqrt(D) + bias``, up to a constant per query.
 
         Args:
             x: Input, shape (B, H, W, dim).
@@ -286,7 +287,7 @@ class SelfAttention2d(nn.Module):
             first: int = 0,
             last: Optional[int] = None,
     ) -> torch.Tensor:
-        """Scores A of equation (8) to a constant a query: shape (B or 1, heads, Q W, H W), query before key.
+        """Scores A of equation (8) up to a constant per query: shape (B or 1, heads, Q W, H W), query before key.
 
         Arguments are those of :meth:`query_key_bias`.
         """

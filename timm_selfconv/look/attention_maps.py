@@ -1,6 +1,6 @@
 """Attention maps: where every query of a net looks."""
 import copy
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
 
 import torch
 import torch.nn as nn
@@ -9,14 +9,14 @@ from timm.models.eva import EvaAttention
 from timm.models.vision_transformer_relpos import RelPosAttention
 
 from timm_selfconv.layers import SanAttention2d, SelfAttention2d, TokenAttention
-from timm_selfconv.layers.encodings import at_least_float32
+from timm_selfconv.layers.axis_scores import at_least_float32
 from timm_selfconv.models import ResVit
 
 __all__ = [
-    'attention_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content',
-    'private_copy',
+    'attention_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content', 'private_copy',
 ]
 
+T = TypeVar('T')
 # attention of tokens: `attn_drop` is given the probabilities, shape (B, heads, N, N), unless `fused_attn` is on
 TOKEN_ATTENTION = (TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention)
 
@@ -73,6 +73,21 @@ def private_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo).eval()
 
 
+def look_into(model: nn.Module, kind: Type[nn.Module], images: torch.Tensor, look: Callable[..., T]) -> List[T]:
+    """What a function makes of each layer of a kind and of what it is called with, in the order they run.
+
+    The layers are those of a private copy; there are no gradients.
+    """
+    net = private_copy(model)
+    seen: List[T] = []
+    for layer in net.modules():
+        if isinstance(layer, kind):
+            layer.register_forward_pre_hook(lambda layer, args: seen.append(look(layer, *args)))
+    with torch.no_grad():
+        net(images)
+    return seen
+
+
 def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, Tuple[int, int]]:
     """How many prefix tokens a transformer has, and into how many rows and columns of patches it cuts images.
 
@@ -127,30 +142,25 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
         images: Images as the net takes them, shape (B, C, height, width).
 
     Returns:
-        One tensor a layer, in the order they run, shape (B, heads, H, W, H, W), query pixel first; each query's map
+        One tensor per layer, in the order they run, shape (B, heads, H, W, H, W), query pixel first; each query's map
         sums to 1. Maps that don't depend on the image are expanded over the batch, not copied.
 
     Raises:
         ValueError: If the model has no such layers, or others besides.
     """
-    maps: List[torch.Tensor] = []
-
-    def look(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
+    def probs(layer: SelfAttention2d, *args: Optional[torch.Tensor]) -> torch.Tensor:
         # in float64: a centre may be thousands of pixels away
-        probs = copy.deepcopy(layer).double().attention_probs(*(x.double() for x in args if x is not None))
-        maps.append(probs.to(at_least_float32(args[0]).dtype))
+        x, *key = (x.double() for x in args if x is not None)
+        return copy.deepcopy(layer).double().attention_probs(x, *key).to(at_least_float32(images).dtype)
 
+    if all(isinstance(layer, SelfAttention2d) for layer in attention_layers(model)):
+        return look_into(model, SelfAttention2d, images, probs)
     net = private_copy(model)
-    layers = attention_layers(net)
-    if all(isinstance(layer, SelfAttention2d) for layer in layers):
-        for layer in layers:
-            layer.register_forward_pre_hook(look)
-    else:
-        prefix, grid = patch_grid(net, images)
-        for layer in layers:
-            layer.fused_attn = False
-            layer.attn_drop.register_forward_pre_hook(
-                lambda _, args: maps.append(among_patches(args[0], prefix, grid)))
+    prefix, grid = patch_grid(net, images)
+    maps: List[torch.Tensor] = []
+    for layer in attention_layers(net):
+        layer.fused_attn = False
+        layer.attn_drop.register_forward_pre_hook(lambda _, args: maps.append(among_patches(args[0], prefix, grid)))
     with torch.no_grad():
         net(images)
     return maps
@@ -164,26 +174,17 @@ def footprint_weights(model: nn.Module, images: torch.Tensor) -> List[torch.Tens
         images: Images as the net takes them, shape (B, C, height, width).
 
     Returns:
-        One tensor a bottleneck, in the order they run, shape (B, maps, H, W, K, K): query pixel, then its footprint.
+        One tensor per bottleneck, in the order they run, shape (B, maps, H, W, K, K): query pixel, then its footprint.
         Pairwise weights sum to 1 over the footprint; patchwise ones have any sign and sum.
 
     Raises:
         ValueError: If the model has no such layers.
     """
-    net = private_copy(model)
-    layers = [m for m in net.modules() if isinstance(m, SanAttention2d)]
-    if not layers:
-        raise ValueError(f'model={type(model).__name__}: has no SanAttention2d layers to look into')
-    weights: List[torch.Tensor] = []
-
-    def look(layer: Any, args: Tuple[Any, ...]) -> None:
-        x, key, i = args
+    def weights(layer: SanAttention2d, x: torch.Tensor, key: Optional[torch.Tensor], pass_index: int) -> torch.Tensor:
         query, _, own_key = layer.qvk(x).split([layer.query_dim, layer.value_dim, layer.query_dim], dim=1)
-        footprint = layer.weights(query, own_key if key is None else key, i)
-        weights.append(footprint.permute(0, 2, 3, 4, 1).unflatten(-1, (layer.kernel_size, layer.kernel_size)))
+        footprint = layer.weights(query, own_key if key is None else key, pass_index)
+        return footprint.permute(0, 2, 3, 4, 1).unflatten(-1, (layer.kernel_size, layer.kernel_size))
 
-    for layer in layers:
-        layer.register_forward_pre_hook(look)
-    with torch.no_grad():
-        net(images)
-    return weights
+    if not has_footprints(model):
+        raise ValueError(f'model={type(model).__name__}: has no SanAttention2d layers to look into')
+    return look_into(model, SanAttention2d, images, weights)

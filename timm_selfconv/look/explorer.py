@@ -26,7 +26,7 @@ from PIL import Image
 from timm_selfconv.data import class_names, preprocess, to_picture
 from timm_selfconv.layers import SelfAttention2d
 from .attention_maps import attention_layers, attention_maps, footprint_weights, has_footprints, layer_names, \
-    looks_at_content, private_copy
+    look_into, looks_at_content, private_copy
 
 __all__ = ['explorer_page']
 
@@ -162,11 +162,6 @@ def check_entries(entries: int) -> None:
             f'to {MAX_ENTRIES:,}; name fewer images or take smaller ones')
 
 
-def join(layers: List[Dict[str, torch.Tensor]]) -> Dict[str, torch.Tensor]:
-    """The parts of all layers, heads side by side."""
-    return {name: torch.cat([layer[name] for layer in layers], dim=2 if name == 'peaks' else 1) for name in layers[0]}
-
-
 def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
     """Grid, heads of each layer and packed attention of a net.
 
@@ -177,46 +172,31 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
     Raises:
         ValueError: If its attention cannot be read, or does not fit in a page.
     """
-    net = private_copy(model)
-    layers = attention_layers(net)
-    grids: List[Tuple[int, int]] = []
+    layers = attention_layers(model)
+
+    def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Any:
+        grid = x.shape[1], x.shape[2]
+        return grid, layer.encoding.offset_tables(*grid)
+
+    def bytes_of(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Any:
+        grid = x.shape[1], x.shape[2]
+        check_entries(len(x) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
+        return grid, shared_bytes(*two_map_scores(layer, x, key), grid)
+
     if not looks_at_content(model):
-        calls: List[SelfAttention2d] = []
-
-        def note(layer: Any, args: Tuple[torch.Tensor, ...]) -> None:
-            calls.append(layer)
-            grids.append((args[0].shape[1], args[0].shape[2]))
-
-        for layer in layers:
-            layer.register_forward_pre_hook(note)
-        with torch.no_grad():
-            net(batch[:1])
-        tables = [layer.encoding.offset_tables(*grids[0]) for layer in calls]
-        names = ('rows', 'cols', 'cross')
-        packed = {n: pack(torch.cat([t[i] for t in tables])) for i, n in enumerate(names)}
-        return dict(grid=grids[0], heads=[t[0].shape[0] for t in tables], tables=packed)
-
-    parts: List[Dict[str, torch.Tensor]] = []
+        grids, parts = zip(*look_into(model, SelfAttention2d, batch[:1], tables))
+        packed = {name: pack(torch.cat(heads)) for name, *heads in zip(('rows', 'cols', 'cross'), *parts)}
+        return dict(grid=grids[0], heads=[len(rows) for rows, *_ in parts], tables=packed)
     if all(isinstance(m, SelfAttention2d) and m.key is not None and m.relative for m in layers):
-
-        def look(layer: Any, args: Tuple[Any, ...]) -> None:
-            grid = (args[0].shape[1], args[0].shape[2])
-            grids.append(grid)
-            check_entries(len(batch) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
-            parts.append(shared_bytes(*two_map_scores(layer, *args), grid))
-
-        for layer in layers:
-            layer.register_forward_pre_hook(look)
-        with torch.no_grad():
-            net(batch)
+        grids, parts = zip(*look_into(model, SelfAttention2d, batch, bytes_of))
     else:
-        for maps in attention_maps(model, batch):
-            grids.append((maps.shape[2], maps.shape[3]))
-            parts.append(own_bytes(maps))
+        maps = attention_maps(model, batch)
+        check_entries(sum(m.numel() for m in maps))
+        grids, parts = zip(*(((m.shape[2], m.shape[3]), own_bytes(m)) for m in maps))
     if len(set(grids)) > 1:
         raise ValueError(f'model={type(model).__name__}: its layers have grids of several sizes, {sorted(set(grids))}')
-    joined = join(parts)
-    check_entries(joined['larger'].numel())
+    # heads of all layers side by side
+    joined = {name: torch.cat([p[name] for p in parts], dim=2 if name == 'peaks' else 1) for name in parts[0]}
     return dict(grid=grids[0], heads=[p['peaks'].shape[2] for p in parts], maps=pack_maps(joined))
 
 
@@ -290,7 +270,7 @@ def explorer_page(
         HTML.
 
     Raises:
-        ValueError: If there are no nets or no pictures, not one label a picture or caption a net, or a net has no
+        ValueError: If there are no nets or no pictures, not one label per picture or caption per net, or a net has no
             attention that can be read.
     """
     if not models or not images:

@@ -112,7 +112,7 @@ def report_heads(
         kernel_size: Side of the convolutions to compare with.
 
     Returns:
-        One report a layer, in the order they run.
+        One report per layer, in the order they run.
 
     Raises:
         ValueError: If its attention can't be read, there are no pictures for a net that looks at content, or the

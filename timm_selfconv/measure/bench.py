@@ -111,7 +111,7 @@ def take_turns(steps: Sequence[Callable[[], Any]], min_run_time: float = 1.0) ->
             long, where calls are slow.
 
     Returns:
-        Median seconds a call, one a function, and the number of turns.
+        Median seconds per call, one per function, and the number of turns.
     """
     seconds: List[List[float]] = [[] for _ in steps]
     begin, turns = time.perf_counter(), 0
@@ -136,7 +136,7 @@ def bench_nets(models: Sequence[nn.Module], images: torch.Tensor, min_run_time: 
         min_run_time: See :func:`take_turns`.
 
     Returns:
-        Median seconds a batch, one a net.
+        Median seconds per batch, one per net.
     """
     steps = [step(model, images, train=False) for model in models]
     with torch.inference_mode():

@@ -4,7 +4,7 @@ import json
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tabulate
 from tqdm import tqdm
@@ -126,11 +126,24 @@ def published_text(accuracy: Optional[float]) -> str:
     return '-' if accuracy is None else f'{accuracy:.3f}'
 
 
+def table(
+        lines: List[Dict[str, Any]],
+        left: Sequence[str],
+        tablefmt: str = 'simple',
+        leave_out: Sequence[str] = (),
+) -> str:
+    """Lines, each a dictionary by header, of which some stand on the left and some are left out."""
+    headers = [header for header in lines[0] if header not in leave_out]
+    return tabulate.tabulate(
+        [[line[header] for header in headers] for line in lines], headers=headers, tablefmt=tablefmt,
+        disable_numparse=True, colalign=['left' if header in left else 'right' for header in headers])
+
+
 def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
     """:func:`paper_tables` for people, in 100 columns or with all that is known."""
     texts, notes = [], list(dict.fromkeys(row['note'] for row in rows if row['note']))
-    for source, table in dict.fromkeys((row['source'], row['table']) for row in rows):
-        mine = [row for row in rows if (row['source'], row['table']) == (source, table)]
+    for source, number in dict.fromkeys((row['source'], row['table']) for row in rows):
+        mine = [row for row in rows if (row['source'], row['table']) == (source, number)]
         lines = []
         for row in mine:
             here, note = row['measured'], f" [{notes.index(row['note']) + 1}]" if row['note'] else ''
@@ -147,13 +160,8 @@ def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
                 line['time\nSA / HA'] = f"{row['time_ratio']:.2f}" if row['time_ratio'] else '-'
             lines.append(line)
         extra = ('name here', "fvcore's\nmult-adds", 'FLOPs with\nattn maps', 'FLOPs with\nattn as run')
-        headers = [header for header in lines[0] if wide or header not in extra]
-        texts.append(textwrap.fill(f'{table}, {source}', 100) + '\n' + tabulate.tabulate(
-            [[line[h] for h in headers] for line in lines],
-            headers=headers,
-            disable_numparse=True,
-            colalign=['left' if h in ('model', 'name here') else 'right' for h in headers],
-        ))
+        texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(
+            lines, left=('model', 'name here'), leave_out=() if wide else extra))
     explanation = (
         "FLOPs: the paper's way, 2 x multiply-adds of Linear and Conv2d" + (
             '; with attention: 2 x all multiply-adds, through explicit maps and as the net runs; fvcore: multiply-adds '
@@ -178,30 +186,19 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool 
         'here': accuracy_text(row['accuracy'], row['initialised_from']), 'epochs': row['epochs'] or '-',
         'weights': 'yes' if row['weights'] else 'not yet', 'license': row['license'],
     } for row in rows]
-    headers = [h for h in lines[0] if wide or h not in ("FLOPs, the paper's way", 'license')]
-    return tabulate.tabulate(
-        [[line[h] for h in headers] for line in lines],
-        headers=headers,
-        tablefmt=tablefmt,
-        disable_numparse=True,
-        colalign=['left' if h in ('name', 'weights', 'license') else 'right' for h in headers],
-    )
+    return table(
+        lines, ('name', 'weights', 'license'), tablefmt, () if wide else ("FLOPs, the paper's way", 'license'))
 
 
 def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:
     """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown), in 100 columns or all."""
-    how = [key for key in HOW if (wide or key in ('epochs', 'initialised from')) and (
-        key != 'initialised from' or any(row[key] for row in rows))]
-    return tabulate.tabulate(
-        [(
-            row['name'], published_text(row['paper']), published_text(row['report']), accuracy_text(row['here']),
-            *(row[key] or '-' for key in how),
-        ) for row in rows],
-        headers=('name', 'paper', 'report', 'here', *how),
-        tablefmt=tablefmt,
-        disable_numparse=True,
-        colalign=('left', *['right'] * 3, *('right' if key in ('epochs', 'seed') else 'left' for key in how)),
-    )
+    lines = [{
+        'name': row['name'], 'paper': published_text(row['paper']), 'report': published_text(row['report']),
+        'here': accuracy_text(row['here']), **{key: row[key] or '-' for key in HOW},
+    } for row in rows]
+    extra = () if wide else [key for key in HOW if key not in ('epochs', 'initialised from')]
+    unknown = () if any(row['initialised from'] for row in rows) else ('initialised from',)
+    return table(lines, ('name', *(key for key in HOW if key not in ('epochs', 'seed'))), tablefmt, (*extra, *unknown))
 
 
 if __name__ == '__main__':

@@ -45,26 +45,38 @@ def check_images(x: torch.Tensor, in_chans: int, min_size: int, multiple: int = 
 class ZooNet(nn.Module):
     """What timm asks of any classifier and all of our own answer alike.
 
-    A net brings its ``head`` and :meth:`forward_features`.
+    A net brings its ``head`` and :meth:`forward_layers`, and, if its layers don't take a grid of pixels as it is,
+    :meth:`to_grid` and :meth:`to_features`.
     """
+    output_fmt = 'NCHW'
 
-    def __init__(self, in_chans: int, num_classes: int, num_features: int, min_size: int, size_multiple: int = 1):
+    def __init__(
+            self,
+            in_chans: int,
+            num_classes: int,
+            num_features: int,
+            depth: int,
+            min_size: int,
+            size_multiple: int = 1,
+    ):
         """
         Args:
             in_chans: Channels of the images.
             num_classes: Number of classes, 0 for features alone.
             num_features: Channels of the features.
+            depth: Number of layers.
             min_size: Smallest height and width of the images.
             size_multiple: What their height and width must be multiples of.
 
         Raises:
-            ValueError: If there are no channels.
+            ValueError: If there are no channels or layers.
         """
         super().__init__()
-        check_sizes(in_chans=in_chans)
+        check_sizes(in_chans=in_chans, depth=depth)
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = num_features
+        self.depth = depth
         self.min_size = min_size
         self.size_multiple = size_multiple
         self.grad_checkpointing = False
@@ -97,8 +109,59 @@ class ZooNet(nn.Module):
         self.head.to(**get_device_dtype(self))
         self.head.train(self.training)
 
-    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+    def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        """Pass images x, shape (B, C, H, W), through the layers before number ``stop``.
+
+        Returns:
+            What the last of them gives, and what those numbered in ``take`` do.
+        """
         raise NotImplementedError
+
+    def to_grid(self, x: torch.Tensor) -> torch.Tensor:
+        """The pixels in what a layer gives, in the net's format."""
+        return x
+
+    def to_features(self, x: torch.Tensor) -> torch.Tensor:
+        """Features for the head of what the last layer gives, in the net's format."""
+        return x
+
+    def forward_intermediates(
+            self,
+            x: torch.Tensor,
+            indices: Optional[Union[int, List[int]]] = None,
+            norm: bool = False,
+            stop_early: bool = False,
+            output_fmt: str = 'NCHW',
+            intermediates_only: bool = False,
+    ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
+        """Forward features and return what the chosen layers give.
+
+        Args:
+            x: Images, shape (B, C, H, W).
+            indices: Last n layers if an int, all if None, else those of these indices.
+            norm: Nothing: no norm stands behind the layers.
+            stop_early: Stop after the last layer asked for.
+            output_fmt: 'NCHW' or 'NHWC'.
+            intermediates_only: Leave the final features out.
+
+        Returns:
+            The intermediates, or the final features (in the net's own format) and the intermediates.
+        """
+        assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
+        take_indices, max_index = feature_take_indices(self.depth, indices)
+        x, taken = self.forward_layers(x, take_indices, max_index + 1 if stop_early else self.depth)
+        intermediates = [self.to_grid(t) for t in taken]
+        if output_fmt != self.output_fmt:
+            axes = (0, 3, 1, 2) if output_fmt == 'NCHW' else (0, 2, 3, 1)
+            intermediates = [grid.permute(axes) for grid in intermediates]
+        if intermediates_only:
+            return intermediates
+        return self.to_features(x), intermediates
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        """Features of images x, shape (B, C, height, width), in the net's format."""
+        x, _ = self.forward_layers(x, [], self.depth)
+        return self.to_features(x)
 
     def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
         return self.head(x, pre_logits=pre_logits)
@@ -112,10 +175,10 @@ class ZooNet(nn.Module):
 class BlockNet(ZooNet):
     """Classifier of equal blocks on the patches of an image, which hierarchical nets pass again and again.
 
-    A net brings ``blocks``, ``head``, :meth:`embed` and, if its blocks don't take a grid of patches as it is,
-    :meth:`to_grid` and :meth:`to_features`. A block is called with its input and, in a hierarchical net, the keys to
-    attend to in place of the input's own, which its ``keys(x)`` gives for the input x of the first pass.
+    A net brings ``blocks``, ``head`` and :meth:`embed`. A block is called with its input and, in a hierarchical net,
+    the keys to attend to in place of the input's own, which its ``keys(x)`` gives for the input x of the first pass.
     """
+    output_fmt = 'NHWC'
     __constants__ = ('shares_key',)  # not Final: torchscript reads the annotations of the net's own class alone
 
     def __init__(
@@ -139,12 +202,10 @@ class BlockNet(ZooNet):
         Raises:
             ValueError: If an argument is out of range.
         """
-        super().__init__(in_chans, num_classes, embed_dim, min_size=patch_size, size_multiple=patch_size)
-        check_sizes(patch_size=patch_size, embed_dim=embed_dim, depth=depth)
+        super().__init__(in_chans, num_classes, embed_dim, depth, min_size=patch_size, size_multiple=patch_size)
+        check_sizes(patch_size=patch_size, embed_dim=embed_dim)
         self.patch_size = patch_size
-        self.output_fmt = 'NHWC'
         self.blocks: Any  # nn.Sequential, which does not show its blocks' methods
-        self.passes = depth if hierarchical else 1
         self.shares_key = hierarchical
         self.feature_info = [
             dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{0 if hierarchical else layer}')
@@ -170,20 +231,7 @@ class BlockNet(ZooNet):
         """What the first block is given for images x, shape (B, C, H, W)."""
         raise NotImplementedError
 
-    def to_grid(self, x: torch.Tensor) -> torch.Tensor:
-        """The patches in what a block returns, shape (B, H, W, C)."""
-        return x
-
-    def to_features(self, x: torch.Tensor) -> torch.Tensor:
-        """Features for the head of what the last block returns, shape (B, H, W, C)."""
-        return x
-
-    def forward_blocks(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        """Pass images x, shape (B, C, H, W), through the layers before number ``stop``.
-
-        Returns:
-            What the last of them returns, and what those numbered in ``take`` do.
-        """
+    def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         x = self.embed(self.check_images(x))
         key: Optional[torch.Tensor] = None
         if self.shares_key:
@@ -191,7 +239,7 @@ class BlockNet(ZooNet):
         taken: List[torch.Tensor] = []
         layer = 0
         for block in self.blocks:
-            for _ in range(self.passes):
+            for _ in range(self.depth // len(self.blocks)):  # passes through it
                 if layer < stop:
                     if self.grad_checkpointing and not torch.jit.is_scripting():
                         x = checkpoint(block, x, key)
@@ -202,38 +250,6 @@ class BlockNet(ZooNet):
                 layer += 1
         return x, taken
 
-    def forward_intermediates(
-            self,
-            x: torch.Tensor,
-            indices: Optional[Union[int, List[int]]] = None,
-            norm: bool = False,
-            stop_early: bool = False,
-            output_fmt: str = 'NCHW',
-            intermediates_only: bool = False,
-    ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
-        """Forward features and return the patches behind the chosen layers.
-
-        Args:
-            x: Images, shape (B, C, H, W).
-            indices: Last n layers if an int, all if None, else those of these indices.
-            norm: There is no norm behind the last layer to apply.
-            stop_early: Stop after the last layer asked for.
-            output_fmt: 'NCHW' or 'NHWC'.
-            intermediates_only: Leave the final features out.
-
-        Returns:
-            The intermediates, or the final features (NHWC) and the intermediates.
-        """
-        assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
-        depth = len(self.blocks) * self.passes
-        take_indices, max_index = feature_take_indices(depth, indices)
-        x, taken = self.forward_blocks(x, take_indices, max_index + 1 if stop_early else depth)
-        grids = [self.to_grid(t) for t in taken]
-        intermediates = [grid.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else grid for grid in grids]
-        if intermediates_only:
-            return intermediates
-        return self.to_features(x), intermediates
-
     def prune_intermediate_layers(
             self,
             indices: Union[int, List[int]] = 1,
@@ -241,16 +257,9 @@ class BlockNet(ZooNet):
             prune_head: bool = True,
     ) -> List[int]:
         """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
-        take_indices, max_index = feature_take_indices(len(self.blocks) * self.passes, indices)
-        if self.passes > 1:
-            self.passes = max_index + 1
-        else:
-            self.blocks = self.blocks[:max_index + 1]
+        take_indices, max_index = feature_take_indices(self.depth, indices)
+        self.depth = max_index + 1
+        self.blocks = self.blocks[:self.depth]
         if prune_head:
             self.reset_classifier(0, '')
         return take_indices
-
-    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        """Features of images x, shape (B, C, height, width): shape (B, H, W, C)."""
-        x, _ = self.forward_blocks(x, [], len(self.blocks) * self.passes)
-        return self.to_features(x)

@@ -74,10 +74,12 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
         RuntimeError: If pretrained weights are asked for and none are known, or those that are known can't be had.
         ValueError: If features are asked for in a way that would leave some of them out.
     """
-    feature_cls = kwargs.get('feature_cls', 'getter')
-    if kwargs.get('features_only') and issubclass(model_cls, ZooNet) and feature_cls != 'getter':
-        raise ValueError(  # modules that several layers share, or that are never called as a whole, have no hook each
-            f"feature_cls={feature_cls!r}: {variant} needs 'getter', its default")
+    if issubclass(model_cls, ZooNet):
+        feature_cls = kwargs.get('feature_cls', 'getter')
+        if kwargs.get('features_only') and feature_cls != 'getter':
+            raise ValueError(  # modules that layers share, or that are never called as a whole, have no hook each
+                f"feature_cls={feature_cls!r}: {variant} needs 'getter', its default")
+        kwargs['feature_cfg'] = dict(out_indices=kwargs.pop('out_indices', None), feature_cls='getter')  # None: all
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):

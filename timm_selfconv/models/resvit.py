@@ -182,13 +182,7 @@ default_cfgs = generate_default_cfgs(cifar_cfgs(
 
 
 def _create_resvit(variant: str, pretrained: bool = False, **kwargs: Any) -> ResVit:
-    out_indices = kwargs.pop('out_indices', None)  # all
-    return build_net(
-        ResVit, variant, pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
-        **kwargs,
-    )
+    return build_net(ResVit, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
 
 
 @register_model

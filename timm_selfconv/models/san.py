@@ -10,7 +10,7 @@ of bottlenecks four times, at full resolution; all attention meets the keys of t
 The second bottleneck has a key map as well, which no pass uses: the published parameters count it, so it is there.
 """
 import contextlib
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -18,7 +18,6 @@ import torch.nn.functional as F
 
 from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
 
 from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
 from ._base import ZooNet
@@ -53,11 +52,16 @@ class Bottleneck(nn.Module):
         self.norm2 = PassBatchNorm2d(dim // 4, passes, **dd)
         self.conv = PointwiseConv2d(dim // 4, dim, **dd)
 
-    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor], i: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Output and keys of pass i, with keys given or, without, its own."""
+    def forward(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor],
+            pass_index: int,
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Output and keys of a pass, with keys given or, without, its own."""
         shortcut = x
-        x, key = self.attn(F.relu(self.norm1(x, i), inplace=True), key, i)
-        return shortcut + self.conv(F.relu(self.norm2(x, i), inplace=True)), key
+        x, key = self.attn(F.relu(self.norm1(x, pass_index), inplace=True), key, pass_index)
+        return shortcut + self.conv(F.relu(self.norm2(x, pass_index), inplace=True)), key
 
 
 class Stage(nn.Module):
@@ -75,8 +79,6 @@ class Stage(nn.Module):
 
 class SAN(ZooNet):
     """Classifier of stages of vector attention."""
-    if TYPE_CHECKING:
-        stages: Any  # nn.ModuleList of Stage, whose attributes it does not show
 
     def __init__(
             self,
@@ -112,7 +114,7 @@ class SAN(ZooNet):
         dd = {'device': device, 'dtype': dtype}
         channels, depths = tuple(channels), tuple(depths)
         if not channels or len(channels) != len(depths):
-            raise ValueError(f'channels={channels!r} and depths={depths!r}: need one number a stage each')
+            raise ValueError(f'channels={channels!r} and depths={depths!r}: need one number per stage each')
         if any(not isinstance(depth, int) or depth < 1 for depth in depths):
             raise ValueError(f'depths={depths!r}: needs integers of at least 1')
         if hierarchical and len(set(zip(channels, depths))) > 1:
@@ -121,16 +123,16 @@ class SAN(ZooNet):
         if img_size is not None and min(to_2tuple(img_size)) < min_size:
             raise ValueError(f'img_size={img_size!r}: needs a height and width of at least {min_size}')
 
-        super().__init__(in_chans, num_classes, channels[-1], min_size)
+        super().__init__(in_chans, num_classes, channels[-1], len(channels), min_size)
         # at full resolution, training on 128 images takes more than 2 GiB unless bottlenecks are recomputed in the
-        # backward pass, and pairwise whole stages
+        # backward pass, and pairwise whole stages, unless told otherwise
         self.recomputes = hierarchical
         self.grad_checkpointing = hierarchical and kind == 'pairwise'
 
         self.stem = PointwiseConv2d(in_chans, channels[0], bias=False, **dd)
         self.stem_norm = nn.BatchNorm2d(channels[0], **dd)
         self.stem_act = nn.ReLU(inplace=True)
-        self.stages = nn.ModuleList([
+        self.stages: Any = nn.ModuleList([  # which does not show its stages' attributes
             Stage(in_chs, dim, 0 if hierarchical else depth, kind, pool=not hierarchical, **dd)
             for in_chs, dim, depth in zip(channels[:1] + channels, channels, depths)
         ])
@@ -152,36 +154,23 @@ class SAN(ZooNet):
             (r'^stages\.(\d+)\.(?:norm)', (99999,)),
         ])
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute whole stages in the backward pass, as pairwise hierarchical nets do unless told otherwise.
-
-        Hierarchical nets recompute their bottlenecks either way.
-        """
-        self.grad_checkpointing = enable
-
-    def _stem(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.check_images(x)
-        # nearly all that follows is matrix products over the channels of a pixel
-        x = x.contiguous(memory_format=torch.channels_last)
-        return self.stem_act(self.stem_norm(self.stem(x)))
-
     def _pass_stage(
             self,
-            i: int,
+            number: int,
             x: torch.Tensor,
             key: Optional[torch.Tensor],
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """Stage i of features x; shared bottlenecks meet the keys of an earlier stage, or hand on their own."""
-        for j, stage in enumerate(self.stages):
-            if j == i:
+        """One stage of features x; shared bottlenecks meet the keys of an earlier stage, or hand on their own."""
+        for i, stage in enumerate(self.stages):  # torchscript can't index them
+            if i == number:
                 x = stage.conv(stage.pool(x))
                 for block in stage.blocks:
                     x, _ = block(x, None, 0)
                 for block in self.shared_blocks:
                     if self.recomputes and not torch.jit.is_scripting():
-                        x, key = self._recomputed(block, x, key, i)
+                        x, key = self._recomputed(block, x, key, number)
                     else:
-                        x, key = block(x, key, i)
+                        x, key = block(x, key, number)
                 x = stage.act(stage.norm(x))
         return x, key
 
@@ -194,55 +183,20 @@ class SAN(ZooNet):
             function, *args, use_reentrant=False, preserve_rng_state=False,
             context_fn=lambda: (contextlib.nullcontext(), frozen_statistics(self)))
 
-    def forward_intermediates(
-            self,
-            x: torch.Tensor,
-            indices: Optional[Union[int, List[int]]] = None,
-            norm: bool = False,
-            stop_early: bool = False,
-            output_fmt: str = 'NCHW',
-            intermediates_only: bool = False,
-    ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
-        """Forward features and return the outputs of the chosen stages.
-
-        Args:
-            x: Images, shape (B, C, H, W).
-            indices: Last n stages if an int, all if None, else those of these indices.
-            norm: Stages end in a norm: their outputs are normalised either way.
-            stop_early: Stop after the last stage asked for.
-            output_fmt: 'NCHW', the only one.
-            intermediates_only: Leave the final features out.
-
-        Returns:
-            The intermediates, or the final features and the intermediates.
-        """
-        assert output_fmt == 'NCHW', 'Output format must be NCHW.'
-        intermediates: List[torch.Tensor] = []
-        take_indices, max_index = feature_take_indices(len(self.stages), indices)
-
-        x = self._stem(x)
+    def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        # nearly all that follows is matrix products over the channels of a pixel
+        x = self.check_images(x).contiguous(memory_format=torch.channels_last)
+        x = self.stem_act(self.stem_norm(self.stem(x)))
         key: Optional[torch.Tensor] = None
-        for i in range(max_index + 1 if stop_early else len(self.stages)):
+        taken: List[torch.Tensor] = []
+        for i in range(stop):
             if self.grad_checkpointing and not torch.jit.is_scripting():
                 x, key = self._recomputed(self._pass_stage, i, x, key)
             else:
                 x, key = self._pass_stage(i, x, key)
-            if i in take_indices:
-                intermediates.append(x)
-
-        if intermediates_only:
-            return intermediates
-        return x, intermediates
-
-    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        x = self._stem(x)
-        key: Optional[torch.Tensor] = None
-        for i in range(len(self.stages)):
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x, key = self._recomputed(self._pass_stage, i, x, key)
-            else:
-                x, key = self._pass_stage(i, x, key)
-        return x
+            if i in take:
+                taken.append(x)
+        return x, taken
 
 
 def _cfgs(*names: str, **kwargs: Any) -> Dict[str, Any]:
@@ -262,9 +216,8 @@ default_cfgs = generate_default_cfgs({
 
 
 def _create_san(variant: str, pretrained: bool = False, **kwargs: Any) -> SAN:
-    out_indices = kwargs.pop('out_indices', tuple(range(len(kwargs.get('channels', (64, 256, 512, 1024))))))
-    return build_net(
-        SAN, variant, pretrained, feature_cfg=dict(out_indices=out_indices, feature_cls='getter'), **kwargs)
+    kwargs.setdefault('out_indices', tuple(range(len(kwargs.get('channels', (64, 256, 512, 1024))))))
+    return build_net(SAN, variant, pretrained, **kwargs)
 
 
 HIERARCHICAL = dict(channels=(256,) * 4, depths=(2,) * 4, hierarchical=True)

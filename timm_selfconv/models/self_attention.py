@@ -231,13 +231,7 @@ default_cfgs = generate_default_cfgs({
 
 
 def _create_self_attention(variant: str, pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    out_indices = kwargs.pop('out_indices', None)  # all
-    return build_net(
-        SelfAttentionNet, variant, pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
-        **kwargs,
-    )
+    return build_net(SelfAttentionNet, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
 
 
 CONTENT = ('content', 'content_position')

@@ -297,7 +297,6 @@ class ReparameterizableAttention2d(SelfAttention2d):
     """Attention that `timm.models.reparameterize_model` replaces by its convolution; see :func:`reparameterizable`."""
     conv_args: Dict[str, Any]
 
-    @torch.jit.ignore
     def fuse(self) -> ConvNhwc:
         return ConvNhwc(attention_to_conv(self, **self.conv_args)[0]).train(self.training)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm_selfconv.layers.encodings import at_least_float32, gaussian_axis_scores
+from timm_selfconv.layers.axis_scores import at_least_float32, gaussian_axis_scores
 
 __all__ = ['ConvAttention', 'conv_to_attention']
 

@@ -244,7 +244,7 @@ def traits(model: SelfAttentionNet) -> Dict[str, Any]:
         num_classes=model.num_classes,
         global_pool=model.global_pool,
         embed_dim=model.num_features,
-        depth=len(model.blocks) * model.passes,
+        depth=model.depth,
         mlp_dim=block.mlp.fc1.out_features,
         act_layer=type(block.mlp.act).__name__.lower(),
         norm_eps=block.norm1.eps,

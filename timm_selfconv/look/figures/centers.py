@@ -36,7 +36,7 @@ FLATTEST = 1e-8  # precision, in 1 / pixels^2, below which a head has none
 
 @dataclass(frozen=True)
 class Blobs:
-    """A Gaussian a head, in pixels of the layer's grid, relative to the query.
+    """A Gaussian per head, in pixels of the layer's grid, relative to the query.
 
     Attributes:
         centers: Means, (row, column), shape (heads, 2).
@@ -89,7 +89,7 @@ def density_level(attention: torch.Tensor, mass: float) -> float:
 
 
 def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
-    """The Gaussians that quadratic encodings are (equation 9), one entry a layer.
+    """The Gaussians that quadratic encodings are (equation 9), one entry per layer.
 
     Returns:
         None for other nets, and where content has a say. A precision below 1e-8 counts as 1e-8, a standard deviation of
@@ -116,7 +116,7 @@ def training_blobs(model: nn.Module, run: Path, columns: int = 6) -> Dict[int, L
         columns: How many checkpoints at most, the first and the last one among them.
 
     Returns:
-        One entry a checkpoint: epochs trained, in order, and a Gaussian a head for each layer.
+        One entry per checkpoint: epochs trained, in order, and a Gaussian per head for each layer.
 
     Raises:
         ValueError: If there are no checkpoints, they are another net's, or its heads aren't Gaussian.
@@ -168,7 +168,7 @@ def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Re
 
 
 def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle) -> None:
-    """One layer: a dot a head, contours of 50 % (solid) and 90 % (dotted), which end at the grid's border.
+    """One layer: a dot per head, contours of 50 % (solid) and 90 % (dotted), which end at the grid's border.
 
     Of a centre that lies outside the axes a hollow dot stands at their edge.
     """
@@ -225,7 +225,7 @@ def figure_centers(layers: Sequence[Blobs], grid: Grid, net: str = '') -> Figure
     """Where every head of every layer looks, relative to the query (paper, Fig. 4, 12, 14).
 
     Args:
-        layers: One entry a layer, from :func:`encoding_blobs`.
+        layers: One entry per layer, from :func:`encoding_blobs`.
         grid: Rows and columns of the layers; the query is in the middle.
         net: Which net it is, for the title.
 
@@ -273,7 +273,7 @@ def figure_regions(
 
 @styled
 def figure_training(history: Dict[int, List[Blobs]], grid: Grid, net: str = '') -> Figure:
-    """Centres of attention over training, a layer a row, an epoch a column (paper, Fig. 3; report, Fig. 2).
+    """Centres of attention over training, a layer per row, an epoch per column (paper, Fig. 3; report, Fig. 2).
 
     Args:
         history: From :func:`training_blobs`.

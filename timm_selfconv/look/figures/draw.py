@@ -26,7 +26,7 @@ REPORTED = 8  # images that statistics are taken of: a residual's shared span gr
 
 
 def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Tensor]]) -> List[torch.Tensor]:
-    """Mean over images of what a look at a batch gives, one tensor a layer with the batch first, a few at a time."""
+    """Mean over images of what a look at a batch gives, one tensor per layer with the batch first, a few at a time."""
     total: List[torch.Tensor] = []
     for batch in images.split(BATCH_SIZE):
         sums = [layer.sum(0) for layer in look(batch)]

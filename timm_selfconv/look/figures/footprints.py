@@ -22,7 +22,7 @@ def figure_footprints(
         small: str = '',
         net: str = '',
 ) -> Figure:
-    """Mean weights over the footprint, a bottleneck a row, a weight map a column, all on one scale.
+    """Mean weights over the footprint, a bottleneck per row, a weight map per column, all on one scale.
 
     Args:
         weights: Weights of each bottleneck, mean over queries and images, shape (maps, K, K). The first 16 maps are

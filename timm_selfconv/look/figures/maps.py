@@ -1,4 +1,4 @@
-"""Attention maps, a layer a row and a head a column (paper, Fig. 5 to 10; report, Fig. 3, 4, 8, 20 to 23)."""
+"""Attention maps, a layer per row and a head per column (paper, Fig. 5 to 10; report, Fig. 3, 4, 8, 20 to 23)."""
 from typing import List, Optional, Sequence, Tuple
 
 import torch
@@ -96,7 +96,7 @@ def draw_rows(
         net: str,
         over: bool = False,
 ) -> Figure:
-    """Images of heads, a row a layer, all on one scale; above each its head's number and its largest value.
+    """Images of heads, a row per layer, all on one scale; above each its head's number and its largest value.
 
     Args:
         rows: Images of each layer, shape (heads, h, w).
@@ -183,7 +183,7 @@ def figure_query(
         over: bool = False,
         net: str = '',
 ) -> Figure:
-    """What one query looks at, a layer a row, a head a column; the query is framed (paper, Fig. 5 to 10).
+    """What one query looks at, a layer per row, a head per column; the query is framed (paper, Fig. 5 to 10).
 
     Args:
         maps: Attention maps of each layer, shape (heads, H, W, H, W): of one image, or a mean over images.

@@ -26,7 +26,7 @@ LINES: Any = (':', '--', '-')
 
 
 def convolution_maps(grid: Grid, kernel_size: int) -> torch.Tensor:
-    """Attention maps that are a convolution (Theorem 1), a head a tap, shape (taps, H, W, H, W).
+    """Attention maps that are a convolution (Theorem 1), a head per tap, shape (taps, H, W, H, W).
 
     A tap beyond the border falls on the nearest pixel, as a sharp Gaussian does.
     """
@@ -58,7 +58,7 @@ def figure_statistics(
         against: Mapping[str, Sequence[LayerReport]] = {},
         net: str = '',
 ) -> Figure:
-    """Residual to all K x K convolutions and statistics of the heads, a layer a step, a head a dot.
+    """Residual to all K x K convolutions and statistics of the heads, a step per layer, a dot per head.
 
     Args:
         layers: What :func:`timm_selfconv.look.heads.report_heads` returns.
