@@ -431,16 +431,6 @@ def test_run_under_torchrun(tmp_path):
     assert [(tmp_path / f'rank{i}').read_text() for i in range(2)] == ['True', 'True']
 
 
-def test_run_validate(checkpoint, folder, timm_scripts):
-    command = [
-        sys.executable, '-m', 'timm_selfconv', 'run', os.path.join(timm_scripts, 'validate.py'),
-        '--model', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data-dir', folder, '--split', 'test',
-        '--device', 'cpu', '--workers', '0', '--no-prefetcher', '--num-classes', '10']
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert '"top1"' in done.stdout
-
-
 @pytest.fixture
 def little(tmp_path):
     """A net of one layer, whose figures are drawn fast."""

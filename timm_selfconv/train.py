@@ -76,10 +76,7 @@ class Augment:
 def distillation_loss(logits: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
     """Divergence of a net's softened probabilities from its teacher's (Hinton, Vinyals, Dean, 2015), as timm's tasks.
 
-    Args:
-        logits: The net's, shape (B, classes).
-        wanted: The teacher's.
-        temperature: Both are divided by it; the loss is multiplied by its square.
+    Logits of both, shape (B, classes), are divided by the temperature; the loss is multiplied by its square.
     """
     ours, theirs = ((x.float() / temperature).log_softmax(-1) for x in (logits, wanted))
     return temperature ** 2 * F.kl_div(ours, theirs, reduction='batchmean', log_target=True)

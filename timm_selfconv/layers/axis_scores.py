@@ -71,16 +71,11 @@ def around_nearest(
         size: int,
         queries: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Offsets along one axis as seen from the key that is nearest to a head's centre.
+    """Offsets along one axis of some size as seen from the key that is nearest to a head's centre.
 
-    Args:
-        centers: Centre of each head along the axis, shape (heads,).
-        size: Number of positions along the axis.
-        queries: Positions of the queries, see :func:`axis_offsets`.
-
-    Returns:
-        How far each key lies behind the nearest one, shape (heads, queries, size), and that one behind the centre,
-        shape (heads, queries, 1). Their sum is the distance from the centre.
+    For centres of shape (heads,) and queries as in :func:`axis_offsets`: how far each key lies behind the nearest one,
+    shape (heads, queries, size), and that one behind the centre, (heads, queries, 1). Their sum is how far the key lies
+    behind the centre.
     """
     centers = finite(centers)[:, None, None]
     offsets = axis_offsets(size, centers, queries)

@@ -103,15 +103,10 @@ def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, Tuple[int, int]]:
 
 
 def among_patches(probs: torch.Tensor, prefix: int, grid: Tuple[int, int]) -> torch.Tensor:
-    """What patches give to patches, of the probabilities of all tokens.
+    """What patches give to patches, scaled to sum to 1: shape (B, heads, H, W, H, W), at least float32.
 
-    Args:
-        probs: Probabilities, shape (B, heads, N, N), query before key.
-        prefix: Number of tokens before the patches.
-        grid: Rows H and columns W of the patches.
-
-    Returns:
-        Probabilities scaled to sum to 1 over the patches, at least float32, shape (B, heads, H, W, H, W).
+    Probabilities are those of all tokens, shape (B, heads, N, N), query before key; ``prefix`` of them come before the
+    H x W patches of the grid.
 
     Raises:
         ValueError: If N is not prefix + H W.

@@ -48,15 +48,10 @@ def two_map_scores(
         x: torch.Tensor,
         key: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """A layer's scores, split into those of the terms that look at keys and those of the terms that know offsets.
+    """A layer's scores of the terms that look at keys, and of those that know offsets: (B, heads, H W, H W), float64.
 
-    Args:
-        layer: Attention with terms of both kinds.
-        x: Input, shape (B, H, W, dim).
-        key: Keys to meet in the place of x's own.
-
-    Returns:
-        Content and key bias; content-position and position: shape (B, heads, H W, H W), float64.
+    The former are content and key bias, the latter content-position and position; x has shape (B, H, W, dim), and keys
+    are those to meet in the place of its own.
     """
     layer = copy.deepcopy(layer).double()
     x, key = x.double(), None if key is None else key.double()
@@ -74,12 +69,7 @@ def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
 def split_axes(bias: torch.Tensor, grid: Tuple[int, int]) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Row scores, column scores and the coefficient of ``d1 d2`` whose sum each query's scores are.
 
-    Args:
-        bias: Scores of terms that know offsets, shape (..., H W, H W).
-        grid: Rows H and columns W.
-
-    Returns:
-        Shapes (..., H W, H), (..., H W, W) and (..., H W).
+    Of scores of terms that know offsets, shape (..., H W, H W): shapes (..., H W, H), (..., H W, W) and (..., H W).
     """
     height, width = grid
     bias = bias.unflatten(-1, grid)
@@ -100,15 +90,9 @@ def shared_bytes(
 ) -> Dict[str, torch.Tensor]:
     """What the maps of all terms and of the content terms alone have in common, see the module's text.
 
-    Args:
-        content: Scores of the terms that look at keys, shape (B, heads, H W, H W).
-        bias: Scores of the terms that know offsets, of that shape.
-        grid: Rows H and columns W.
-
-    Returns:
-        `larger` of both maps in parts of their largest probabilities, shape (B, heads, H W, H W), those probabilities
-        in `peaks`, (2, B, heads, H W), and `rows`, `cols`, `cross` of :func:`split_axes`, such that the exponential of
-        their sum is the ratio of the first map to the second.
+    Of the scores of :func:`two_map_scores`: the `larger` of both maps in parts of their largest probabilities, those
+    probabilities as `peaks`, (2, B, heads, H W), and `rows`, `cols`, `cross` of :func:`split_axes`, such that the
+    exponential of their sum is the ratio of the first map to the second.
     """
     scores = content + bias
     content_best, best = content.amax(-1, keepdim=True), scores.amax(-1, keepdim=True)
@@ -127,13 +111,9 @@ def own_bytes(maps: torch.Tensor) -> Dict[str, torch.Tensor]:
 
 
 def pack_maps(parts: Dict[str, torch.Tensor]) -> Dict[str, Any]:
-    """Pack maps with the finest step that leaves the page its size.
+    """Pack the parts of :func:`shared_bytes` or :func:`own_bytes`, with the finest step that leaves the page its size.
 
-    Args:
-        parts: Of :func:`shared_bytes` or :func:`own_bytes`, all layers' heads side by side.
-
-    Returns:
-        The packed parts and the number of `levels`: a step is one by it, of row and column scores a third of that.
+    A step is one by the number of `levels`, which is returned too, of row and column scores a third of that.
     """
     fixed: Dict[str, str] = {name: pack(parts[name].float()) for name in ('peaks', 'cross') if name in parts}
     for levels in LEVELS:
@@ -163,11 +143,7 @@ def check_entries(entries: int) -> None:
 
 
 def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
-    """Grid, heads of each layer and packed attention of a net.
-
-    Args:
-        model: The net.
-        batch: Images as it takes them, shape (B, C, height, width).
+    """Grid, heads of each layer and packed attention of a net, for a batch of images as it takes them.
 
     Raises:
         ValueError: If its attention cannot be read, or does not fit in a page.

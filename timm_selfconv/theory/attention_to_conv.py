@@ -127,11 +127,8 @@ def all_offsets(encoding: Union[QuadraticEncoding, LearnedEncoding], grid_size: 
 def choose_kernel_size(patterns: torch.Tensor, largest: Tuple[int, int]) -> Tuple[int, int]:
     """The smallest odd kernel that holds :data:`MASS` of every head, or the largest allowed if none does.
 
-    It is square, as far as the largest is, because the heads of a layer lie on all sides of the query.
-
-    Args:
-        patterns: Heads' attention over all offsets, shape (heads, rows, columns).
-        largest: Rows and columns of the largest kernel, odd.
+    It is square, as far as the largest is, because the heads of a layer lie on all sides of the query. Patterns are the
+    heads' attention over all offsets, shape (heads, rows, columns).
     """
     for side in range(1, max(largest), 2):
         kernel_size = min(side, largest[0]), min(side, largest[1])
@@ -145,13 +142,7 @@ def relative_errors(
         conv: nn.Conv2d,
         inputs: torch.Tensor,
 ) -> Tuple[Optional[float], Optional[float]]:
-    """Relative errors of a convolution, inside and at the border; see :class:`ConvReport`.
-
-    Args:
-        attn: The attention that it stands for, float64.
-        conv: The convolution, float64.
-        inputs: Inputs of the attention, float64, shape (B, H, W, dim).
-    """
+    """Relative errors of a convolution, inside and at the border (:class:`ConvReport`), for inputs (B, H, W, dim)."""
     with torch.no_grad():
         expected = attn(inputs)
         difference = conv(inputs.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) - expected

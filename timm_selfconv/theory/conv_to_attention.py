@@ -23,15 +23,9 @@ OUTPUTS, ELEMENTS = 4, 2 ** 20
 
 
 def query_positions(size: int, kernel_size: int, dilation: int, stride: int) -> range:
-    """Where a kernel's middle stands on one axis for each output of a convolution without padding.
+    """Where a kernel's middle stands on one axis, padding included, for each output of a convolution without padding.
 
     An even kernel has its middle before the centre, as padding='same' has it, so that there output i is query i.
-
-    Args:
-        size: Number of positions along the axis, padding included.
-        kernel_size: Number of taps.
-        dilation: Distance between taps.
-        stride: Distance between outputs.
     """
     reach = dilation * (kernel_size - 1)
     return range(reach // 2, size - (reach - reach // 2), stride)
@@ -55,14 +49,8 @@ def gather(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Attend along every axis in turn.
 
     An axis is met when it stands first, and what comes of it is put last: every product is one of matrices as they lie
-    in memory, no copy is made, and the attention's axes end up behind the others.
-
-    Args:
-        x: What is attended to, shape (heads or 1, n_1, ..., n_K, ...).
-        factors: Attention along each axis, shapes (heads, q_i, n_i).
-
-    Returns:
-        What each head gathers, shape (heads, ..., q_1, ..., q_K).
+    in memory, no copy is made, and the attention's axes end up behind the others. From x, shape
+    (heads or 1, n_1, ..., n_K, ...), and factors, shapes (heads, q_i, n_i), comes shape (heads, ..., q_1, ..., q_K).
     """
     for factor in factors:
         rest = x.shape[2:]

@@ -61,14 +61,9 @@ def to_attention(conv: Any, alpha: float) -> nn.Module:
 
 
 def count_flops(model: nn.Module, input_size: Sequence[int]) -> Tuple[int, List[str]]:
-    """FLOPs of a net, see :class:`ConversionReport`, and the modules that convolve in it.
+    """FLOPs of a net, see :class:`ConversionReport`, and names of the modules that convolve in it.
 
-    Args:
-        model: The net; it is left as it is.
-        input_size: Size of one input.
-
-    Returns:
-        FLOPs, and names of modules, innermost alone, of the net's class if it convolves itself.
+    Of these the innermost alone, and of the net's class if it convolves itself.
     """
     model = copy.deepcopy(model).eval()
     first = next(model.parameters())

@@ -51,17 +51,10 @@ def describe(model: SelfAttentionNet) -> str:
 
 
 def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """A table and keys with ``table @ keys.T`` equal to scores.
+    """A table, shape (offsets, channels), and keys, (heads, channels), float64, with ``table @ keys.T`` the scores.
 
-    Keys and table share each head's size alike, and use all channels alike: float16 then rounds off least, and a
-    gradient that is not zero reaches every entry of both.
-
-    Args:
-        scores: Scores of offsets, float64, shape (offsets, heads).
-        channels: Channels of table and keys.
-
-    Returns:
-        Table of shape (offsets, channels) and keys of shape (heads, channels), float64.
+    Scores have shape (offsets, heads). Keys and table share each head's size alike, and use all channels alike: float16
+    then rounds off least, and a gradient that is not zero reaches every entry of both.
 
     Raises:
         ValueError: If the scores of the heads span more directions than there are channels.
@@ -76,15 +69,9 @@ def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, to
 
 
 def axis_scores(encoding: nn.Module, axis: int, offsets: int) -> torch.Tensor:
-    """Position scores of one axis, each head's largest zero, which the softmax does not see.
+    """Position scores of an axis (0: rows, 1: columns), each head's largest zero: shape (offsets, heads), float64.
 
-    Args:
-        encoding: A quadratic or learned encoding with the position term.
-        axis: 0 for rows, 1 for columns.
-        offsets: How many offsets there are, from ``-(offsets - 1) / 2`` up.
-
-    Returns:
-        Scores, float64, shape (offsets, heads).
+    The encoding is a quadratic or learned one with the position term; offsets are from ``-(offsets - 1) / 2`` up.
 
     Raises:
         ValueError: If a learned encoding knows other offsets, or a full precision couples the axes.
@@ -107,15 +94,9 @@ def axis_scores(encoding: nn.Module, axis: int, offsets: int) -> torch.Tensor:
 
 
 def fit_tables(source: nn.Module, encoding: LearnedEncoding, scale: float = 1.) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Fill the tables of a learned encoding so that keys exist which meet them in a source's scores.
+    """Fill the tables of a learned encoding so that keys exist which meet them in a source's position scores.
 
-    Args:
-        source: A quadratic or learned encoding with the position term.
-        encoding: The learned encoding to fill.
-        scale: What products of keys and tables are multiplied by.
-
-    Returns:
-        Those keys, of rows and of columns, shape (heads, dim) each.
+    Products of keys and tables are multiplied by ``scale``. Returned are the keys of rows and of columns, (heads, dim).
     """
     keys = []
     for axis, table in enumerate((encoding.row_table, encoding.col_table)):

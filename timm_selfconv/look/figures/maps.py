@@ -96,17 +96,10 @@ def draw_rows(
         net: str,
         over: bool = False,
 ) -> Figure:
-    """Images of heads, a row per layer, all on one scale; above each its head's number and its largest value.
+    """Images of heads, shape (heads, h, w) per layer, a row per layer, all on one scale; above each its largest value.
 
-    Args:
-        rows: Images of each layer, shape (heads, h, w).
-        orders: Heads of each layer in the order to draw them.
-        mark: Row and column to frame in every image.
-        title: Above it all.
-        small: More of the small print.
-        picture: What the net looked at, shape (height, width, 3), values from 0 to 1; above the maps.
-        net: The net, for the title.
-        over: Lay the images over the picture.
+    ``orders`` says in which order heads are drawn, ``mark`` which row and column to frame. The picture, shape
+    (height, width, 3), stands above the maps, or under each of them as well (``over``).
     """
     most = max(float(row.nan_to_num(0.).max()) for row in rows) or 1.
     norm = PowerNorm(0.5, 0., most)  # the root shows small shares too
