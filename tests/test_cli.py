@@ -1,4 +1,5 @@
 import argparse
+import dataclasses
 import json
 import os
 import shlex
@@ -169,6 +170,15 @@ def test_include_and_what_it_says_trains_on(tmp_path, capsys):
     assert 'no rung leads there' in capsys.readouterr().err and not (tmp_path / 'poor').exists()
 
 
+def test_prune_for_machines(degenerate, tmp_path, capsys):
+    main(['prune', degenerate, '--output', str(tmp_path / 'pruned'), '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert [(row['layer'], row['head dropped']) for row in result['dropped']] == [(1, 3), (4, 0)]
+    counts = counting.count(timm.create_model(result['model'], pretrained=True))
+    assert result['after'] == dataclasses.asdict(counts) and 'train.py' in result['train']
+    assert result['before']['parameters'] > result['after']['parameters']
+
+
 def test_prune_that_fails_leaves_nothing(degenerate, tmp_path, monkeypatch):
     def full_disk(*args, **kwargs):
         raise OSError('no space left')
@@ -265,6 +275,9 @@ def test_demo_on_ones_own_picture(folder, capsys):
     main(['demo', f'{folder}/test/3/picture.png'])
     out = capsys.readouterr().out
     assert 'picture.png' in out and 'Table 1' in out and '12.1M' in out
+    main(['demo', f'{folder}/test/3/picture.png', '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert result['pictures'][0]['class'] in out and result['tables'][0]['parameters'] in out
 
 
 @pytest.mark.parametrize('command,message', [

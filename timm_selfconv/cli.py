@@ -52,7 +52,7 @@ def create_parser() -> argparse.ArgumentParser:
         sub.set_defaults(module=module)
         return sub
 
-    sub = command('look', 'demo', 'classify a few real pictures with a shipped net and print the tables')
+    sub = command('look', 'demo', 'classify a few real pictures with a shipped net and print the tables', json)
     sub.add_argument('images', nargs='*', metavar='IMAGE', help='pictures of your own')
 
     command('zoo', 'list', 'show the zoo: parameters, FLOPs, weights, accuracy', json, wide)
@@ -97,7 +97,8 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--output', required=True, metavar='DIR', help='new folder for the richer net')
 
     sub = command(
-        'weights', 'prune', 'drop heads that look at all pixels alike or at a thin stripe, or heads you name', net)
+        'weights', 'prune', 'drop heads that look at all pixels alike or at a thin stripe, or heads you name', net,
+        json)
     sub.add_argument('--output', required=True, metavar='DIR', help='new folder for the smaller net')
     sub.add_argument('--min-eigenvalue', type=float, default=1e-5, help=(
         "drop heads whose precision's largest eigenvalue is below this (default: 1e-5)"))

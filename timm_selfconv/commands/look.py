@@ -53,6 +53,9 @@ def run_demo(args: argparse.Namespace) -> None:
     rows: List[Dict[str, Any]] = [
         {'picture': path.name, **({'true class': true} if true else {}), 'class': name, 'probability': prob}
         for path, true, (name, prob) in itertools.zip_longest(paths, truth, results)]
+    if args.json:
+        print(json.dumps(dict(model=DEMO_MODEL, pictures=rows, tables=tables.paper_tables()), indent=2))
+        return
     print(f'What {DEMO_MODEL} sees' + (" in ten pictures of CIFAR-10's test split:\n" if truth else ':\n'))
     print(tabulate(rows, headers='keys', floatfmt='.3f'))
     print("\nThe papers' tables, published beside measured here:\n")

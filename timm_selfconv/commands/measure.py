@@ -1,11 +1,13 @@
 """How good and how fast a net is: eval, bench."""
 import argparse
 import dataclasses
+import itertools
 import json
 
 import timm
 import torch
 from tabulate import tabulate
+from tqdm import tqdm
 
 from timm_selfconv.measure import bench, evaluation
 from .nets import create_model, fused
@@ -32,8 +34,9 @@ def run_bench(args: argparse.Namespace) -> None:
     has_weights = ':' in args.model or timm.is_model_pretrained(args.model)
     model = create_model(
         args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed)
+    each = itertools.product(args.dtype, args.img_size, args.batch_size)
     speeds = [
-        speed for dtype in args.dtype for size in args.img_size for batch in args.batch_size
+        speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)
         for speed in bench.bench(model, size, batch, dtype, args.train, args.fuse, args.seconds)]
     if args.json:
         print(json.dumps(dict(

@@ -3,6 +3,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from tqdm import tqdm
+
 from timm_selfconv import hub
 from timm_selfconv.data import open_images
 from timm_selfconv.files import new_folder
@@ -19,12 +21,12 @@ def run_publish(args: argparse.Namespace) -> None:
     paths = [Path(image) for image in args.images] or demo_pictures()[:2]
     pictures = dict(zip((path.stem for path in paths), open_images(paths)))
     if args.folder:
-        for name in names:
+        for name in tqdm(names, unit='net', leave=False, disable=None):
             with new_folder(Path(args.folder, name)) as folder:
                 write_repository(name, folder, pictures, [other for other in names if other != name])
-            print(Path(args.folder, name))
+            tqdm.write(str(Path(args.folder, name)))
         return
-    for name in names:
+    for name in tqdm(names, unit='net', leave=False, disable=None):
         repo_id = f'{args.owner}/{name}'
         with tempfile.TemporaryDirectory() as folder:
             write_repository(name, folder, pictures, [other for other in names if other != name])
@@ -32,6 +34,6 @@ def run_publish(args: argparse.Namespace) -> None:
                 sent = hub.differing_files(Path(folder), repo_id)
             else:
                 sent = hub.publish(folder, repo_id, args.private)
-        print(f'{repo_id}: {", ".join(sent) or "nothing new"}')
+        tqdm.write(f'{repo_id}: {", ".join(sent) or "nothing new"}')
     if not args.dry_run:
         print(hub.collect(names, args.owner))

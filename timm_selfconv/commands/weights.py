@@ -1,11 +1,12 @@
 """New weight files from old: export, include, prune."""
 import argparse
+import dataclasses
 import json
 import re
 import shlex
 import tempfile
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import torch
 import torch.nn as nn
@@ -81,17 +82,18 @@ def parse_heads(heads: Sequence[str]) -> Dict[int, List[int]]:
     return parsed
 
 
-def format_degenerate(model: nn.Module, heads: Dict[int, List[int]], min_eigenvalue: float) -> str:
-    """Why heads are degenerate, one per line."""
+def why_degenerate(model: nn.Module, heads: Dict[int, List[int]], min_eigenvalue: float) -> List[Dict[str, Any]]:
+    """Why heads are degenerate, one row per head."""
     rows = []
     for layer, eigenvalues in theory.precision_eigenvalues(model).items():
         conditions = theory.condition_numbers(eigenvalues).tolist()
         for head in heads.get(layer, []):
             largest = float(eigenvalues[head, 1])
-            reason = 'all pixels alike' if largest < min_eigenvalue else 'a thin stripe'
-            rows.append((layer, head, largest, conditions[head], reason))
-    headers = ('layer', 'head dropped', 'largest eigenvalue', 'condition number', 'it attends to')
-    return tabulate(rows, headers=headers, floatfmt='.2g')
+            rows.append({
+                'layer': layer, 'head dropped': head, 'largest eigenvalue': largest,
+                'condition number': conditions[head],
+                'it attends to': 'all pixels alike' if largest < min_eigenvalue else 'a thin stripe'})
+    return rows
 
 
 def train_on_command(folder: Path) -> str:
@@ -113,21 +115,28 @@ def run_prune(args: argparse.Namespace) -> None:
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     if args.heads:
         heads = parse_heads(args.heads)
-        print(tabulate(heads.items(), headers=('layer', 'heads dropped')))
+        rows: List[Dict[str, Any]] = [{'layer': layer, 'heads dropped': dropped} for layer, dropped in heads.items()]
     else:
         heads = theory.degenerate_heads(model, args.min_eigenvalue, args.max_condition)
         if not heads:
             raise ValueError(f'model={args.model!r}: has no degenerate heads, nothing to prune')
-        print(format_degenerate(model, heads, args.min_eigenvalue))
+        rows = why_degenerate(model, heads, args.min_eigenvalue)
 
     pruned = theory.prune_heads(model, heads)
     input_size = resolve_data_config({}, model=model)['input_size']
     before, after = counting.count(model, input_size), counting.count(pruned, input_size)
+    hub.save_folder(pruned, folder)
+    use, train = f'local-dir:{folder}', train_on_command(folder)
+    if args.json:
+        print(json.dumps(dict(
+            model=use, dropped=rows, before=dataclasses.asdict(before), after=dataclasses.asdict(after), train=train),
+            indent=2))
+        return
+    print(tabulate(rows, headers='keys', floatfmt='.2g'))
     print('\n' + tabulate(
         [('parameters', f'{before.parameters:,}', f'{after.parameters:,}'),
          ("FLOPs, the paper's way", f'{before.linear_conv_flops:,}', f'{after.linear_conv_flops:,}'),
          ('FLOPs with attention', f'{before.flops:,}', f'{after.flops:,}')],
         headers=('', 'before', 'after'), disable_numparse=True, colalign=('left', 'right', 'right')))
-    hub.save_folder(pruned, folder)
-    print(f'\nUse it:      timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
-    print(f'Train it on: {train_on_command(folder)}')
+    print(f'\nUse it:      timm.create_model({use!r}, pretrained=True)')
+    print(f'Train it on: {train}')

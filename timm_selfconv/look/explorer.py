@@ -22,6 +22,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 import torch.nn as nn
 from PIL import Image
+from tqdm import tqdm
 
 from timm_selfconv.data import class_names, preprocess, to_picture
 from timm_selfconv.layers import SelfAttention2d
@@ -254,9 +255,10 @@ def explorer_page(
     for argument, given, needed in (('labels', labels, images), ('captions', captions, models)):
         if given and len(given) != len(needed):
             raise ValueError(f'{argument}={list(given)}: needs none, or one for each of {list(needed)}')
+    named = tqdm(models.items(), unit='net', leave=False, disable=None)
     nets = [
         describe_net(name, model, list(images.values()), labels, caption)
-        for (name, model), caption in zip(models.items(), captions or [''] * len(models))]
+        for (name, model), caption in zip(named, captions or [''] * len(models))]
     # inside a script element only "<" can end it
     data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')
     slots = dict(title=html.escape(', '.join(models)), data=data)

@@ -7,6 +7,7 @@ import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
 from timm.models._input import get_model_input_config
+from tqdm import tqdm
 
 from timm_selfconv.data import to_picture
 from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, has_footprints, layer_names, \
@@ -28,7 +29,7 @@ REPORTED = 8  # images that statistics are taken of: a residual's shared span gr
 def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Tensor]]) -> List[torch.Tensor]:
     """Mean over images of what a look at a batch gives, one tensor per layer with the batch first, a few at a time."""
     total: List[torch.Tensor] = []
-    for batch in images.split(BATCH_SIZE):
+    for batch in tqdm(images.split(BATCH_SIZE), desc='attention', unit='batch', leave=False, disable=None):
         sums = [layer.sum(0) for layer in look(batch)]
         total = [a + b for a, b in zip(total, sums)] if total else sums
     return [layer / len(images) for layer in total]
@@ -121,7 +122,7 @@ def draw_figures(
         'statistics': figure_statistics(
             report_maps(model, seen, KERNEL_SIZE), KERNEL_SIZE, over_images(len(seen)), against, net),
     }
-    for name, image in zip(names, images):
+    for name, image in tqdm(list(zip(names, images)), desc='pictures', leave=False, disable=None):
         single = [m[0] for m in attention_maps(model, image[None])]
         picture = to_picture(model, image)
         figures[f'attention-{name}'] = figure_query(single, query, picture=picture, net=net)

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from tqdm import tqdm
 
 from timm_selfconv.files import new_folder, write_new
 
@@ -131,6 +132,6 @@ def save_figures(figures: Mapping[str, Figure], folder: Union[str, Path], ending
         FileExistsError: If there is something already; it is left alone.
     """
     with new_folder(folder) as temporary:
-        for name, figure in figures.items():
+        for name, figure in tqdm(figures.items(), desc='figures', unit='file', leave=False, disable=None):
             save_figure(figure, temporary / f'{name}.{ending}')
     return [Path(folder, f'{name}.{ending}') for name in figures]
