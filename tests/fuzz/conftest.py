@@ -1,4 +1,4 @@
-"""Property-based tests with many cases: HYPOTHESIS_PROFILE=deep pytest tests/fuzz runs 10,000 of each."""
+"""Tests of many cases and kills: HYPOTHESIS_PROFILE=deep pytest tests/fuzz runs 10,000 cases and 100 kills of each."""
 import os
 
 from hypothesis import settings

@@ -1,0 +1,104 @@
+"""Commands that are killed at any moment: what they write is there whole or not at all, and they can be run again.
+
+The trainer's and publish's own are in tests/test_train.py and tests/test_publish.py.
+"""
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+
+import pytest
+import safetensors.torch
+import timm
+from PIL import Image
+from timm.models import save_for_hf
+
+from timm_selfconv.cli import main
+from timm_selfconv.files import sha256
+
+pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='needs signals and processes that are forked')
+KILLS = 100 if os.environ.get('HYPOTHESIS_PROFILE') == 'deep' else 4  # of each command
+
+
+@pytest.fixture(scope='module')
+def forks():
+    """Processes that have imported everything: forked from a server that has, and that runs no threads."""
+    forks = multiprocessing.get_context('forkserver')
+    forks.set_forkserver_preload(['timm_selfconv.cli', 'timm_selfconv.commands.look', 'timm_selfconv.commands.weights',
+                                  'timm_selfconv.look.figures'])
+    return forks
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A little net, its weights, a picture, and data."""
+    folder = tmp_path_factory.mktemp('kills')
+    model = timm.create_model('sa_quadratic_cifar', depth=1, num_heads=2, embed_dim=8, mlp_dim=8, patch_size=8)
+    save_for_hf(model, folder / 'net', safe_serialization=True)
+    full = timm.create_model('sa_quadratic_tiny_cifar')
+    safetensors.torch.save_file(full.state_dict(), folder / 'full.safetensors')
+    for i in range(10):
+        (folder / 'data' / 'test' / str(i)).mkdir(parents=True)
+        Image.new('RGB', (32, 32), (25 * i, 99, 7)).save(folder / 'data' / 'test' / str(i) / 'picture.png')
+    Image.new('RGB', (32, 32), 'red').save(folder / 'red.png')
+    return folder
+
+
+def content(path):
+    """Checksums by name of the files in a folder, those of what is not finished left out."""
+    files = [file for file in path.rglob('*') if file.is_file() and '/.' not in str(file.relative_to(path.parent))]
+    return {str(file.relative_to(path)): sha256(file) for file in files}
+
+
+COMMANDS = {
+    'figures': ['figures', 'local-dir:{inputs}/net', '--images', '{inputs}/red.png', '--out', '{out}/figures'],
+    'explore': ['explore', 'local-dir:{inputs}/net', '{inputs}/red.png', '--out', '{out}/page.html'],
+    'prune': ['prune', 'local-dir:{inputs}/net', '--heads', '0:1', '--output', '{out}/pruned'],
+    'export': ['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '{inputs}/full.safetensors',
+               '--data', '{inputs}/data', '--output', '{out}'],
+}
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_killed_at_any_moment_it_leaves_all_or_nothing_and_runs_again(name, forks, folder, tmp_path):
+    rng = random.Random(name)
+
+    def start(out):
+        out.mkdir(exist_ok=True)
+        process = forks.Process(target=main, args=([word.format(out=out, inputs=folder) for word in COMMANDS[name]],))
+        process.start()
+        return process
+
+    begin = time.monotonic()
+    whole = start(tmp_path / 'whole')
+    whole.join()
+    seconds = time.monotonic() - begin
+    assert whole.exitcode == 0
+    wanted = content(tmp_path / 'whole')
+    assert wanted
+
+    for number in range(KILLS):
+        out = tmp_path / str(number)
+        process = start(out)
+        if number % 2:  # while it writes
+            while not any(out.iterdir()) and process.is_alive():
+                time.sleep(0.0005)
+            time.sleep(rng.random() * 0.01)
+        else:
+            process.join(rng.random() * seconds)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        left = content(out)
+        done = left == wanted
+        if name == 'export':  # weights come last: their card and checksum alone do no harm
+            assert left.items() <= wanted.items() and (done or 'sa_quadratic_tiny_cifar.safetensors' not in left)
+        else:
+            assert done or not left
+        if not done:
+            again = start(out)
+            again.join()
+            assert again.exitcode == 0 and content(out) == wanted
+            assert not list(out.rglob('.*'))  # what the killed one left
