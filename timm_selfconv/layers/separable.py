@@ -24,6 +24,7 @@ __all__ = ['attend_in_groups', 'gather', 'separable_attention']
 # bytes of what the heads of a group hold: on a CPU a share of the cache, elsewhere of the memory
 CPU_BYTES = 8 * 2 ** 20
 DEVICE_BYTES = 2 ** 30
+ONEDNN = torch.backends.mkldnn.is_available()
 
 
 @torch.fx.wrap
@@ -67,6 +68,39 @@ def plain_attention(
     return F.linear(gather(row_probs, col_probs, x).flatten(3), weight, bias)
 
 
+def must_be_plain(x: torch.Tensor) -> bool:
+    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform."""
+    return (
+        torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
+
+
+def traced(x: torch.Tensor) -> bool:
+    """Whether every operator must show, to autograd too."""
+    return must_be_plain(x) or (torch.is_grad_enabled() and x.requires_grad)
+
+
+def through_onednn(x: torch.Tensor) -> bool:
+    """Whether oneDNN is faster at products with x than torch's own choice, and nobody looks on.
+
+    That choice is MKL in float32, which uses half of the width of vectors on processors that are not Intel's.
+    """
+    return (ONEDNN and x.device.type == 'cpu' and x.dtype == torch.float32 and x.numel() > 0
+            and not torch.is_autocast_enabled('cpu') and not traced(x))
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """`F.linear` of contiguous x and weight, by the faster library."""
+    if through_onednn(x):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
+    return F.linear(x, weight, bias)
+
+
+def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Gradient ``grad' x`` of :func:`linear` with respect to its weight, for matrices grad and x."""
+    return linear(grad.T.contiguous(), x.T.contiguous()) if through_onednn(x) else grad.T @ x
+
+
 def group_size(x: torch.Tensor, heads: int, channels: int) -> Tuple[int, int]:
     """How many images, and how many of their heads, make a group; x as it comes, channels the most a pixel takes."""
     budget = CPU_BYTES if x.device.type == 'cpu' else DEVICE_BYTES
@@ -91,23 +125,21 @@ def attend_in_groups(
     channels, out_channels = x.shape[3], weight.shape[0]
     images, step = group_size(x, heads, out_channels)
     rows, cols = row_probs.to(x.dtype), col_probs.to(x.dtype).transpose(0, 1)
-    values = weight.unflatten(1, (heads, channels)).permute(1, 2, 0)
+    values = weight.unflatten(1, (heads, channels)).transpose(0, 1).contiguous()
 
     out = x.new_empty(x.shape[0], height, width, out_channels)
     numel = height * width * images * out_channels
-    value_buffer, row_buffer, sum_buffer = x.new_empty(numel), x.new_empty(step * numel), x.new_empty(numel)
+    row_buffer, sum_buffer = x.new_empty(step * numel), x.new_empty(numel)
     for first in range(0, x.shape[0], images):
         group = x[first:first + images]
         n = group.shape[0] * out_channels
         pixels = images_inside(group).view(-1, channels)
-        value = value_buffer[:height * width * n].view(len(pixels), out_channels)
         total = sum_buffer[:height * width * n].view(height, width, n)
         for head in range(0, heads, step):
             some = min(step, heads - head)
             met = row_buffer[:some * height * width * n].view(height, some, width * n)
             for i in range(some):
-                torch.mm(pixels, values[head + i], out=value)
-                torch.mm(rows[head + i], value.view(height, -1), out=met[:, i])
+                torch.mm(rows[head + i], linear(pixels, values[head + i]).view(height, -1), out=met[:, i])
             factor = cols[:, head:head + some].reshape(width, some * width).expand(height, -1, -1)
             torch.baddbmm(total, factor, met.view(height, some * width, n), beta=int(head > 0), out=total)
         total = total.view(height, width, -1, out_channels).permute(2, 0, 1, 3)
@@ -142,21 +174,20 @@ def backward_in_groups(
     channels, out_channels = x.shape[3], weight.shape[0]
     images, step = group_size(x, heads, channels)
     rows, cols = row_probs.to(x.dtype), col_probs.to(x.dtype)
-    values = weight.unflatten(1, (heads, channels)).transpose(0, 1)
+    values = weight.unflatten(1, (heads, channels)).permute(1, 2, 0).contiguous()
 
     sums = torch.promote_types(x.dtype, torch.float32)
     grad_rows, grad_cols = torch.zeros_like(rows, dtype=sums), torch.zeros_like(cols, dtype=sums)
-    grad_values = torch.zeros(out_channels, heads, channels, device=x.device, dtype=sums if needs[3] else x.dtype)
+    grad_values = torch.zeros(heads, out_channels, channels, device=x.device, dtype=sums if needs[3] else x.dtype)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     numel = height * width * images * channels
     head_buffer, sum_buffer = x.new_empty(numel), x.new_empty(numel)
     row_buffer, col_buffer = x.new_empty(step * numel), x.new_empty(step * numel)
-    weight_buffer = x.new_empty(out_channels, channels)
     for first in range(0, x.shape[0], images):
         group, grad_group = x[first:first + images], images_inside(grad[first:first + images]).view(-1, out_channels)
         n = group.shape[0] * channels
         pixels = images_inside(group).view(height, width, n)
-        one_head = head_buffer[:pixels.numel()].view(height, width * n)
+        gathered = head_buffer[:pixels.numel()].view(height, width * n)
         total = sum_buffer[:pixels.numel()].view(height, width, n)
         for head in range(0, heads, step):
             some = min(step, heads - head)
@@ -169,14 +200,13 @@ def backward_in_groups(
             for i in range(some):
                 met, back = (b.view(height, some, width * n)[:, i] for b in (by_col, by_row))
                 row = rows[head + i]
-                torch.mm(grad_group, values[head + i], out=one_head.view(-1, channels))
+                grad_gathered = linear(grad_group, values[head + i]).view(height, -1)
                 if needs[0]:
-                    grad_rows[head + i] += one_head @ met.T
-                torch.mm(row.T, one_head, out=back)
+                    grad_rows[head + i] += grad_gathered @ met.T
+                torch.mm(row.T, grad_gathered, out=back)
                 if needs[3]:
-                    torch.mm(row, met, out=one_head)
-                    torch.mm(grad_group.T, one_head.view(-1, channels), out=weight_buffer)
-                    grad_values[:, head + i] += weight_buffer
+                    torch.mm(row, met, out=gathered)
+                    grad_values[head + i] += weight_gradient(grad_group, gathered.view(-1, channels))
             if needs[1]:
                 grad_col = (by_row @ pixels.transpose(1, 2)).sum(0, dtype=sums)
                 grad_cols[head:head + some] += grad_col.view(some, width, width)
@@ -186,7 +216,7 @@ def backward_in_groups(
         grad_rows.to(row_probs.dtype) if needs[0] else None,
         grad_cols.to(col_probs.dtype) if needs[1] else None,
         grad_x if needs[2] else None,
-        grad_values.flatten(1).to(weight.dtype) if needs[3] else None,
+        grad_values.transpose(0, 1).flatten(1).to(weight.dtype) if needs[3] else None,
     )
 
 
@@ -207,13 +237,6 @@ class SeparableAttention(torch.autograd.Function):
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         grad_bias = grad.sum((0, 1, 2)) if ctx.needs_input_grad[4] else None
         return *backward_in_groups(grad, ctx.needs_input_grad, *ctx.saved_tensors[:4]), grad_bias
-
-
-def must_be_plain(x: torch.Tensor) -> bool:
-    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform."""
-    return (
-        torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
 
 
 def choose_groups(

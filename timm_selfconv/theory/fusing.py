@@ -14,17 +14,15 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.separable import group_size, images_inside, must_be_plain
+from timm_selfconv.layers.separable import group_size, images_inside, linear, traced
 
 __all__ = ['FusedAttention2d', 'fuse', 'low_rank']
 
 # what a multiply-add along an axis costs, in those of the value product: its sums are short and memory bounds it
 AXIS_COST = {torch.float64: 2., torch.float32: 4.}
 HALF_AXIS_COST = 8.
-ONEDNN = torch.backends.mkldnn.is_available()
 GRIDS = 16  # of so many sizes a layer remembers its factors
 
 
@@ -80,24 +78,8 @@ def head_factors(rows: torch.Tensor, cols: torch.Tensor, tolerance: float, dim: 
     return Head(v1, v2, u1, u2) if r1 * r2 * dim + axis_cost * axes < full else Head(None, None, rows, cols)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """`F.linear`, in float32 on a CPU through oneDNN as in half precision.
-
-    torch's own way there is MKL, which uses half of the width of vectors on processors that are not Intel's.
-    """
-    if (ONEDNN and x.device.type == 'cpu' and x.dtype == torch.float32 and x.numel() > 0
-            and not torch.is_autocast_enabled('cpu') and not traced(x)):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
-    return F.linear(x, weight, bias)
-
-
-def traced(x: torch.Tensor) -> bool:
-    """Whether every operator must show, to autograd too."""
-    return must_be_plain(x) or (torch.is_grad_enabled() and x.requires_grad)
-
-
 class FusedLinear(nn.Linear):
-    """See :func:`linear`."""
+    """See `layers.separable.linear`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
