@@ -89,11 +89,6 @@ def scaled_dot_product_attention(
     return F.scaled_dot_product_attention(query, key, value.to(query.dtype), attn_mask=bias, dropout_p=dropout_p)
 
 
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether weight and bias say all about a module: no other class in its place, no hook that waits for its call."""
-    return type(module) is nn.Linear and not hooked(module)
-
-
 def hooked(module: nn.Module) -> bool:
     """Whether somebody waits for a module's input or output."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
@@ -338,7 +333,7 @@ class SelfAttention2d(nn.Module):
         rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
         if not torch.jit.is_scripting():
-            if is_plain_linear(self.value):
+            if type(self.value) is nn.Linear and not hooked(self.value):  # weight and bias say all about it
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self.value(gather(row_probs, col_probs, x).flatten(3))
 

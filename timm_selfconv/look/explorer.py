@@ -31,11 +31,17 @@ from .attention_maps import attention_layers, attention_maps, footprint_weights,
 
 __all__ = ['explorer_page']
 
-TEMPLATE = Path(__file__).with_suffix('.html')
+PAGE = Path(__file__).with_name('page')  # explorer.html has slots for the other files, and for what is shown
+SCRIPTS = ('maps.js', 'drawing.js', 'panel.js', 'state.js')
 LEVELS = (255, 127, 63, 47, 31, 23, 15)
 ENTRIES = 4 * 54 * 256 ** 2  # of four CIFAR images' maps in six layers of nine heads, which take a page of 12 MB
 BYTES_AN_ENTRY = 0.61
 MAX_ENTRIES = 2 ** 27
+
+
+def read(name: str) -> str:
+    """A file of the page."""
+    return (PAGE / name).read_text(encoding='utf-8')
 
 
 def pack(x: torch.Tensor) -> str:
@@ -261,5 +267,6 @@ def explorer_page(
         for (name, model), caption in zip(named, captions or [''] * len(models))]
     # inside a script element only "<" can end it
     data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')
-    slots = dict(title=html.escape(', '.join(models)), data=data)
-    return re.sub(r'\{\{(\w+)\}\}', lambda slot: slots[slot[1]], TEMPLATE.read_text(encoding='utf-8'))
+    slots = dict(
+        title=html.escape(', '.join(models)), data=data, style=read('style.css'), script=''.join(map(read, SCRIPTS)))
+    return re.sub(r'\{\{(\w+)\}\}', lambda slot: slots[slot[1]], read('explorer.html'))

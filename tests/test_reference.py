@@ -1,0 +1,34 @@
+"""The chapters' references have every public function and class, in the words of the code."""
+import importlib
+import inspect
+import re
+
+import pytest
+
+CHAPTERS = {
+    'models': ('models', 'layers', 'weights', 'hub', 'files'),
+    'theory': ('theory',),
+    'look': ('look.attention_maps', 'look.heads', 'look.explorer', 'look.captions', 'look.figures'),
+    'measure': (
+        'measure.counting', 'measure.evaluation', 'measure.bench', 'measure.published', 'measure.tables', 'data'),
+}
+
+
+def words(text):
+    """Without what marks names, in docstrings and in Markdown."""
+    return re.sub(r':\w+:`~?([^`]+)`', r'\1', text).replace('`', '')
+
+
+@pytest.mark.parametrize('chapter,module', [(c, m) for c, modules in CHAPTERS.items() for m in modules])
+def test_the_reference_has_every_public_name(chapter, module, repo):
+    """One line each, the first of its docstring."""
+    module = importlib.import_module(f'timm_selfconv.{module}')
+    names = getattr(module, '__all__', None) or [name for name in vars(module) if not name.startswith('_')]
+    public = {
+        name: value for name, value in vars(module).items()
+        if name in names and (inspect.isfunction(value) or inspect.isclass(value))}
+    text = (repo / 'timm_selfconv' / chapter / 'README.md').read_text()
+    table = text.split(f'| `{module.__name__}` | |\n|---|---|\n')[1].split('\n\n')[0]
+    rows = dict(re.findall(r'^\| `(\w+)` \| (.*) \|$', table, re.MULTILINE))
+    assert {name: words(row) for name, row in rows.items()} == {
+        name: words(inspect.getdoc(value).split('\n\n')[0].replace('\n', ' ')) for name, value in public.items()}

@@ -1,0 +1,206 @@
+// What the page shows: the state, its controls, its address.
+
+const data = JSON.parse(document.getElementById('data').textContent);
+
+// what the permalink holds: the query is a point of the picture, as parts of its height and width, for nets of any grid
+const state = {
+  image: 0, at: [0.5, 0.5], view: 'all', scale: 'all', mean: false, sort: false, heads: data.nets.map(() => null),
+};
+
+const panels = [], scales = new Map();
+let frame = 0, rest = 0;
+
+function redraw() {
+  if (!frame) frame = requestAnimationFrame(drawAll);
+}
+
+function drawAll() {
+  frame = 0;
+  for (const { net } of panels) net.show(net.query());
+  for (const [signed, labels] of scales) {
+    const alike = panels.filter(({ net }) => Boolean(net.footprints) === signed);
+    const most = state.scale === 'all' ? Math.max(...alike.map(({ net }) => largest(net.shown, net.middle))) : 0;
+    for (const panel of alike) panel.drawQuery(most);
+    const { middle } = alike[0].net, number = x => String(Number(x.toPrecision(2))).replace('-', '−');
+    const texts = signed
+      ? most ? [middle - most, middle, middle + most].map(number) : ['less', number(middle), 'more']
+      : most ? [0, most / 4, most].map(number) : ['0', '¼', 'a tile’s largest'];
+    labels.forEach((label, i) => { label.textContent = texts[i]; });
+  }
+}
+
+function drawOptions() {
+  const { elements } = document.forms[0];
+  for (const name of ['image', 'view', 'scale']) elements[name].value = state[name];
+  for (const name of ['mean', 'sort']) elements[name].checked = state[name];
+  for (const panel of panels) panel.drawOptions();
+}
+
+function update(change) {
+  Object.assign(state, change);
+  if (['image', 'view', 'mean', 'sort'].some(name => name in change)) for (const panel of panels) panel.drawDistances();
+  if (Object.keys(change).some(name => name !== 'at')) drawOptions();
+  redraw();
+  clearTimeout(rest);
+  rest = setTimeout(() => {
+    for (const panel of panels) panel.describe();
+    writeHash();  // browsers count how often a page changes its address
+  }, 250);
+}
+
+function writeHash() {
+  history.replaceState(null, '', '#' + new URLSearchParams({
+    image: state.image,
+    at: state.at.map(part => part.toFixed(4)).join(','),
+    view: state.view,
+    scale: state.scale,
+    mean: Number(state.mean),
+    sort: Number(state.sort),
+    heads: state.heads.map((index, net) => {
+      if (index === null) return '-';
+      const { layer, head } = panels[net].tiles[index];
+      return `${layer}.${head}`;
+    }).join(','),
+  }));
+}
+
+// Whatever is missing or wrong in the address is left as it was.
+function readHash() {
+  const hash = new URLSearchParams(location.hash.slice(1)), change = { ...state };
+  const image = Number(hash.get('image') || NaN), at = (hash.get('at') || '').split(',').map(Number);
+  if (image in data.images) change.image = image;
+  if (at.length === 2 && at.every(part => part >= 0 && part < 1)) change.at = at;
+  if (panels.some(({ net }) => net.views.includes(hash.get('view')))) change.view = hash.get('view');
+  if (['all', 'tile'].includes(hash.get('scale'))) change.scale = hash.get('scale');
+  for (const name of ['mean', 'sort']) if (hash.has(name)) change[name] = hash.get(name) === '1';
+  if (hash.has('heads')) {
+    const words = hash.get('heads').split(',');
+    change.heads = panels.map(({ tiles }, net) => {
+      const index = tiles.findIndex(({ layer, head }) => words[net] === `${layer}.${head}`);
+      return index < 0 ? null : index;
+    });
+  }
+  update(change);
+}
+
+async function copyLink({ target }) {
+  writeHash();
+  try {
+    await navigator.clipboard.writeText(location.href);
+    target.textContent = 'Copied';
+    setTimeout(() => { target.textContent = 'Copy link'; }, 1500);
+  } catch {
+    prompt('The link to this view', location.href);  // browsers keep the clipboard from some pages
+  }
+}
+
+// All nets as they are on the screen: pictures, backgrounds and lines of text, each where it is.
+function paint() {
+  const main = document.querySelector('main'), ratio = Math.max(2, devicePixelRatio);
+  main.classList.add('still');
+  const { left, top, width, height } = main.getBoundingClientRect();
+  const canvas = element('canvas', { width: Math.ceil(width * ratio), height: Math.ceil(height * ratio) });
+  const context = canvas.getContext('2d');
+  context.scale(ratio, ratio);
+  context.translate(-left, -top);
+  context.imageSmoothingEnabled = false;
+  context.textBaseline = 'middle';
+  for (const node of main.querySelectorAll('*')) {
+    const box = node.getBoundingClientRect(), style = getComputedStyle(node);
+    context.fillStyle = style.backgroundColor;
+    context.fillRect(box.left, box.top, box.width, box.height);
+    context.filter = style.filter;
+    if (node.matches('img, canvas')) context.drawImage(node, box.left, box.top, box.width, box.height);
+    context.filter = 'none';
+    context.fillStyle = style.color;
+    context.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+    if (node.matches('[aria-pressed=true]')) context.strokeRect(box.left - 2, box.top - 2, box.width + 4, box.height + 4);
+    for (const text of node.childNodes) {
+      if (text.nodeType !== Node.TEXT_NODE) continue;
+      let line = '', last = null;
+      const range = document.createRange(), flush = () => {
+        if (last) context.fillText(line, last.left, (last.top + last.bottom) / 2);
+      };
+      for (let i = 0; i < text.length; i++) {  // a line ends where the next character lies lower
+        range.setStart(text, i);
+        range.setEnd(text, i + 1);
+        const place = range.getBoundingClientRect();
+        if (!last || place.top > last.top + 2) {
+          flush();
+          [line, last] = ['', place];
+        }
+        line += text.data[i];
+      }
+      flush();
+    }
+  }
+  main.classList.remove('still');
+  return canvas;
+}
+
+function savePng() {
+  const link = element('a', { href: paint().toDataURL('image/png'), download: 'attention.png' });
+  link.click();
+}
+
+function makeScale(signed) {
+  const atlas = new Atlas(1, [1, 256], signed ? 0.5 : 0, signed), labels = [0, 1, 2].map(() => element('span'));
+  atlas.fill(Float32Array.from({ length: 256 }, (_, i) => signed ? i / 255 : (i / 255) ** 2));
+  Object.assign(atlas.canvas, { role: 'img', ariaLabel: signed ? 'Scale of weights' : 'Scale of attention' });
+  document.getElementById('scales').append(element('div', { class: 'scale' }, atlas.canvas, ...labels));
+  scales.set(signed, labels);
+}
+
+function makeControls() {
+  const [form] = document.forms;
+  data.images.forEach((name, i) => document.getElementById('pictures').append(element('label', { title: name },
+    element('input', { type: 'radio', name: 'image', value: i, 'aria-label': name }),
+    element('img', { src: data.nets[0].pictures[i], alt: '' }))));
+  const nets = panels.map(({ net }) => net);
+  document.getElementById('choose').hidden = data.images.length < 2;
+  document.getElementById('views').hidden = !nets.some(net => net.views.length > 1);
+  form.elements.mean.closest('label').hidden = data.images.length < 2 || nets.every(net => net.tables);
+  form.elements.sort.closest('label').hidden = nets.every(net => net.footprints);
+  form.addEventListener('submit', event => event.preventDefault());
+  form.addEventListener('change', ({ target: { name, value, checked, type } }) => update({
+    [name]: type === 'checkbox' ? checked : name === 'image' ? Number(value) : value,
+  }));
+  document.getElementById('link').addEventListener('click', copyLink);
+  document.getElementById('save').addEventListener('click', savePng);
+  addEventListener('keydown', event => {
+    if (event.key === 'Escape') update({ heads: panels.map(() => null) });
+  });
+  addEventListener('hashchange', readHash);
+  for (const signed of new Set(nets.map(net => Boolean(net.footprints)))) makeScale(signed);
+
+  const notes = ['Distances are in pixels of the grid.'];
+  if (scales.has(false)) notes.push('Colours of attention follow its square root, so that small shares show too.');
+  if (nets.some(net => net.views.length > 1)) {
+    notes.push('Position only: the softmax of the terms of equation (8) that know offsets (content-position, position).'
+      + ' Content only: of those that look at keys (content, key bias).');
+  }
+  for (const net of nets) {
+    notes.push(net.footprints ? `${net.name} weighs the ${net.shape.join(' × ')} pixels around the query, each weight ` +
+      'map for a share of its channels.'
+      : net.levels ? `${net.name}: maps are exact to 1/${net.levels} of their largest probability.`
+        : `${net.name} attends by position alone, the same in every picture.`);
+  }
+  document.getElementById('notes').textContent = notes.join(' ');
+}
+
+async function start() {
+  for (const [number, spec] of data.nets.entries()) {
+    const net = new Net(spec);
+    await net.load();
+    panels.push(new Panel(net, number));
+  }
+  makeControls();
+  document.querySelector('main').append(...panels.map(({ section }) => section));
+  document.getElementById('status').hidden = true;
+  readHash();
+}
+
+const ready = start().catch(error => {
+  document.getElementById('status').textContent = `This page could not be drawn: ${error.message}`;
+  throw error;
+});
