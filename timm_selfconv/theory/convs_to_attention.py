@@ -112,8 +112,7 @@ def convs_to_attention(
         raise ValueError(f'model={type(model).__name__}: has no convolutions')
     for name, module in list(attention.named_modules(remove_duplicate=False)):
         if module in replaced and name:
-            parent, _, child = name.rpartition('.')
-            setattr(attention.get_submodule(parent), child, replaced[module])
+            attention.set_submodule(name, replaced[module])
     attention = replaced.get(attention, attention)
 
     flops_before, _ = count_flops(model, input_size)

@@ -253,8 +253,7 @@ def fuse(model: nn.Module, tolerance: Optional[float] = None) -> nn.Module:
         raise ValueError(f'model={type(model).__name__}: has no SelfAttention2d layers to fuse')
     for name, module in list(fused.named_modules(remove_duplicate=False)):
         if module in layers and name:
-            parent, _, child = name.rpartition('.')
-            setattr(fused.get_submodule(parent), child, layers[module])
+            fused.set_submodule(name, layers[module])
         elif type(module) is nn.Linear:
             module.__class__ = FusedLinear
     return layers[fused] if isinstance(fused, SelfAttention2d) else fused
