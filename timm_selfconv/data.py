@@ -134,7 +134,8 @@ def open_dataset(
         extra = "pip install 'timm_selfconv[data]' first" if columns else 'needs a package that is not installed'
         raise ValueError(f'data={data!r}: {extra} ({e})') from e
     except Exception as e:  # what timm's readers and the libraries under them make of what they don't know
-        needs = f'; needs the columns {input_key=}, {target_key=}' if isinstance(e, (KeyError, TypeError)) else ''
+        offline = isinstance(e, OSError)
+        needs = f'; needs the columns {input_key=}, {target_key=}' if columns and not offline else ''
         raise ValueError(
             f'data={data!r}, {data_dir=}, {split=}: cannot be read ({e or type(e).__name__}){needs}') from e
     if is_folder:

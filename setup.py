@@ -1,0 +1,19 @@
+"""The settings are in pyproject.toml. For the package index: TIMM_SELFCONV_WEIGHTS=tiny python -m build --wheel
+
+makes a wheel with the weights of the tiny nets alone; those of the others come from the Hub.
+"""
+import os
+from pathlib import Path
+from typing import Any, Dict
+
+from setuptools import setup
+
+settings: Dict[str, Any] = {}
+if os.environ.get('TIMM_SELFCONV_WEIGHTS') == 'tiny':
+    files = [file.name for file in Path('timm_selfconv', 'weights').glob('*.safetensors') if 'tiny' not in file.name]
+    settings = dict(
+        # to setuptools they are files of the package weights, and of the one above it
+        exclude_package_data={'timm_selfconv': [f'weights/{file}' for file in files], 'timm_selfconv.weights': files},
+        options=dict(build=dict(build_base='build/tiny')),  # what lies in build is put in the wheel, too
+    )
+setup(**settings)

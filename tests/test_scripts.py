@@ -1,0 +1,106 @@
+"""timm's own scripts through `timm-selfconv run`, as recipes/README.md lists them.
+
+train.py and bulk_runner.py are in tests/test_readme.py.
+"""
+import csv
+import json
+import os
+import re
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+
+from timm_selfconv.data import classify, open_images
+from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
+from warm import WarmPython
+
+NET = 'sa_quadratic_tiny_cifar'
+ON_CPU = ['--device', 'cpu']
+
+
+@pytest.fixture(scope='module')
+def run(timm_scripts):
+    with WarmPython(dict(os.environ), 'timm_selfconv', 'timm_selfconv.commands.scripts') as python:
+        def run(script, *arguments):
+            done = python.run('-m', 'timm_selfconv', 'run', os.path.join(timm_scripts, script), *map(str, arguments))
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+            return done.stdout
+
+        yield run
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory):
+    """A picture of noise per class, by class."""
+    folder = tmp_path_factory.mktemp('pictures')
+    pictures = {}
+    for i, name in enumerate(CIFAR10_CLASSES):
+        (folder / 'test' / name).mkdir(parents=True)
+        pictures[name] = folder / 'test' / name / f'{name}.png'
+        noise = torch.randint(256, (32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(i))
+        Image.fromarray(noise.numpy()).save(pictures[name])
+    return pictures
+
+
+@pytest.fixture(scope='module')
+def folder(pictures):
+    return pictures['cat'].parents[2]
+
+
+def seen(name, pictures):
+    """What a net takes each picture for, by class, and how many of them that is right about, in per cent."""
+    results = classify(timm.create_model(name, pretrained=True), open_images(list(pictures.values())))
+    answers = {true: answer for true, (answer, _) in zip(pictures, results)}
+    return answers, 10. * sum(true == answer for true, answer in answers.items())
+
+
+def test_validate_with_a_wildcard(run, pictures, folder, tmp_path):
+    run('validate.py', '--model', 'sa_learned_content*tiny*', '--pretrained', '--data-dir', folder, '--split', 'test',
+        '--workers', 0, '--no-prefetcher', '--results-file', tmp_path / 'results.csv', *ON_CPU)
+    rows = list(csv.DictReader((tmp_path / 'results.csv').open()))
+    nets = ('sa_learned_content_hier_tiny_cifar', 'sa_learned_content_tiny_cifar')
+    assert {row['model'].removesuffix('.cifar10'): float(row['top1']) for row in rows} == {
+        net: seen(net, pictures)[1] for net in nets}
+
+
+def test_inference(run, pictures, folder, tmp_path):
+    run('inference.py', '--model', NET, '--pretrained', '--data-dir', folder / 'test', '--workers', 0,
+        '--results-file', tmp_path / 'results.csv', '--include-index', *ON_CPU)
+    rows = list(csv.DictReader((tmp_path / 'results.csv').open()))
+    told = {row['filename'].removesuffix('.png'): CIFAR10_CLASSES[int(row['index'])] for row in rows}
+    assert told == seen(NET, pictures)[0]
+
+
+def test_benchmark(run):
+    out = run('benchmark.py', '--model', NET, '--bench', 'infer', '--batch-size', 2, '--num-warm-iter', 1,
+              '--num-bench-iter', 5, *ON_CPU)
+    result = json.loads(out.split('--result')[-1])
+    assert result['model'] == NET and result['infer_samples_per_sec'] > 0 and result['infer_img_size'] == 32
+
+
+def test_checkpoints_are_averaged_and_cleaned(run, tmp_path):
+    states = []
+    for epoch in range(2):
+        state = timm.create_model(NET, depth=1, embed_dim=8, mlp_dim=8).state_dict()
+        torch.save(dict(epoch=epoch, metric=50., state_dict=state), tmp_path / f'checkpoint-{epoch}.pth.tar')
+        states.append(state)
+    run('avg_checkpoints.py', '--input', tmp_path, '--output', tmp_path / 'mean.safetensors', '--safetensors')
+    mean = {key: (value + states[1][key]) / 2 for key, value in states[0].items()}
+    torch.testing.assert_close(safetensors.torch.load_file(tmp_path / 'mean.safetensors'), mean)
+    run('clean_checkpoint.py', '--checkpoint', tmp_path / 'checkpoint-1.pth.tar', '--output',
+        tmp_path / 'clean.safetensors', '--safetensors', '--no-hash')
+    torch.testing.assert_close(safetensors.torch.load_file(tmp_path / 'clean.safetensors'), dict(states[1]))
+
+
+@pytest.mark.parametrize('way', [[], ['--dynamo']], ids=str)
+def test_exported_to_onnx_and_validated(run, pictures, folder, tmp_path, way):
+    pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    file = tmp_path / 'net.onnx'
+    run('onnx_export.py', file, '--model', NET, '--dynamic-size', *way)
+    out = run('onnx_validate.py', folder / 'test', '--onnx-input', file, '--workers', 0, '--img-size', 32,
+              '--crop-pct', 1, '--interpolation', 'bicubic', '--mean', *CIFAR10_MEAN, '--std', *CIFAR10_STD)
+    assert float(re.findall(r'\* Prec@1 ([\d.]+)', out)[0]) == seen(NET, pictures)[1]
