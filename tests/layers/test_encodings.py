@@ -4,62 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, axis_offsets, \
-    gaussian_axis_scores, precision_matrices, relative_table, resample_table
+from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, precision_matrices
 
 sizes = st.integers(1, 9)
-reals = st.floats(-4, 4)
-
-
-@given(sizes)
-def test_offsets_are_key_minus_query(size):
-    offsets = axis_offsets(size, torch.zeros(()))
-    for q in range(size):
-        for k in range(size):
-            assert offsets[q, k] == k - q
-
-
-@given(sizes, reals, st.floats(0.01, 9))
-def test_gaussian_scores_are_equation_9_up_to_a_constant_a_query(size, center, alpha):
-    """-alpha (|delta|^2 - 2 <delta, center>) and the completed square have the same softmax."""
-    scores = gaussian_axis_scores(
-        torch.tensor([center], dtype=torch.float64), torch.tensor([2 * alpha], dtype=torch.float64), size)[0]
-    for q in range(size):
-        expected = torch.tensor(
-            [-alpha * ((k - q) ** 2 - 2 * (k - q) * center) for k in range(size)], dtype=torch.float64)
-        torch.testing.assert_close(scores[q].softmax(-1), expected.softmax(-1))
-
-
-def test_half_precision_parameters_are_scored_in_float32():
-    for dtype in (torch.float16, torch.bfloat16):
-        centers, precision = torch.randn(3).to(dtype), torch.rand(3).to(dtype)
-        scores = gaussian_axis_scores(centers, precision, 64)
-        assert scores.dtype == torch.float32
-        torch.testing.assert_close(scores, gaussian_axis_scores(centers.float(), precision.float(), 64))
-
-
-def test_precision_of_scalar_and_matrix_spreads():
-    spreads = torch.randn(4, dtype=torch.float64)
-    torch.testing.assert_close(precision_matrices(spreads), spreads[:, None, None] ** 2 * torch.eye(2).double())
-    roots = torch.randn(4, 2, 2, dtype=torch.float64)
-    torch.testing.assert_close(precision_matrices(roots), roots @ roots.transpose(1, 2))
-
-
-@given(st.integers(1, 6), sizes)
-def test_relative_table_looks_offsets_up(reach, size):
-    table = torch.arange(-(reach - 1), reach).float()[:, None]  # the row of an offset holds the offset
-    if size > reach:
-        with pytest.raises(ValueError, match=rf'{size} positions.*reaches {reach}.*set_input_size'):
-            relative_table(table, size)
-    else:
-        torch.testing.assert_close(relative_table(table, size)[..., 0], axis_offsets(size, table))
-
-
-@given(st.integers(2, 9), st.integers(2, 9))
-def test_resampled_tables_keep_ends_middle_and_linear_functions(old, new):
-    linear = torch.linspace(-1, 1, 2 * old - 1, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(
-        resample_table(linear, new), torch.linspace(-1, 1, 2 * new - 1, dtype=torch.float64)[:, None])
 
 
 @settings(deadline=None)
@@ -81,23 +28,6 @@ def test_full_precision_scores_are_the_gaussian_quadratic_form(height, width, se
         tabled = row_table[h, d1 + height - 1] + col_table[h, d2 + width - 1] + coupling[h] * d1 * d2
         constant = tabled - expected
         torch.testing.assert_close(constant, constant[:1, :1].expand_as(constant))
-
-
-@pytest.mark.parametrize('spread', [0., 1e-3, 0.03, 1., 30., 1e3])
-@pytest.mark.parametrize('size', [16, 112])
-def test_gaussian_scores_in_float32_are_right_however_far_and_sharp(spread, size):
-    centers = torch.cat([torch.randn(40) * size, torch.tensor([3.5, 3.5000002, -0.5, 0., 256., 4096.3, 1e4, -9999.7])])
-    probs = gaussian_axis_scores(centers, torch.full_like(centers, spread).square(), size).softmax(-1)
-    distance = axis_offsets(size, centers.double()) - centers.double()[:, None, None]
-    expected = (-0.5 * torch.tensor(spread).double() ** 2 * distance.square()).softmax(-1)
-    torch.testing.assert_close(probs.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_gaussian_scores_are_numbers_for_all_numbers():
-    largest = torch.finfo(torch.float32).max
-    numbers = torch.tensor([0., 1e-30, 1e4, 1e20, largest, -largest])
-    centers, precision = torch.cartesian_prod(numbers, numbers.abs()).T
-    assert gaussian_axis_scores(centers, precision, 5).softmax(-1).isfinite().all()
 
 
 @pytest.mark.parametrize('first,last', [(0, 2), (1, 4), (3, 4)])

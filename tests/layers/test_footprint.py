@@ -1,0 +1,45 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from timm_selfconv.layers.footprint import aggregate
+
+
+def images(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_channels_share_maps():
+    """Channel j uses map j mod maps: 64 channels for 8 maps, of which one is not zero."""
+    weights = torch.zeros(1, 9, 8, 4, 4)
+    weights[:, 4, 3] = 2.
+    out = aggregate(torch.ones(1, 64, 4, 4), weights, 3)
+    assert [int(c) for c in out[0, :, 0, 0].nonzero()] == list(range(3, 64, 8)) and out.max() == 2
+
+
+@pytest.mark.parametrize('kernel_size,stride,dilation', [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 2, 1), (1, 3, 1)])
+def test_aggregation_against_torch_unfold_and_its_gradients(kernel_size, stride, dilation):
+    """18 images in float64: more than go through the cache at a time."""
+    value = images(18, 6, 7, 6).requires_grad_()
+    rows, cols = -(-7 // stride), -(-6 // stride)
+    weights = images(18, kernel_size ** 2, 3, rows, cols).requires_grad_()
+    sizes = kernel_size, stride, dilation
+    padded = F.pad(value, (dilation * (kernel_size // 2),) * 4, mode='reflect')
+    unfolded = F.unfold(padded, kernel_size, dilation, 0, stride).view(18, 2, 3, kernel_size ** 2, rows, cols)
+    wanted = torch.einsum('bsmnhw,bnmhw->bsmhw', unfolded, weights).flatten(1, 2)
+    torch.testing.assert_close(aggregate(value, weights, *sizes), wanted)
+    with torch.no_grad():
+        torch.testing.assert_close(aggregate(value, weights, *sizes), wanted)
+        torch.testing.assert_close(aggregate(value[:3], weights[:3], *sizes), wanted[:3])
+    grad = torch.randn_like(wanted)
+    ours, theirs = (torch.autograd.grad(out, (value, weights), grad, retain_graph=True)
+                    for out in (aggregate(value, weights, *sizes), wanted))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_derivatives_of_aggregation():
+    value, weights = images(2, 2, 3, 4).requires_grad_(), images(2, 9, 1, 3, 4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
+    assert torch.autograd.gradgradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
+    with pytest.raises(ValueError, match=r'\[2, 2, 3, 4\]: needs a height and width of at least 4'):
+        aggregate(value, weights, 3, dilation=3)
