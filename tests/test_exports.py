@@ -30,7 +30,7 @@ def test_torchscript_based_onnx(name, tmp_path):
     torch.testing.assert_close(torch.from_numpy(logits), model(images(5)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'resvit_cifar'])
+@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'sa_learned_content_cifar', 'resvit_cifar'])
 def test_onnx_by_dynamo(name, tmp_path):
     pytest.importorskip('onnxscript')
     model, file = tiny(name), tmp_path / 'net.onnx'

@@ -44,10 +44,11 @@ def test_the_quadratic_net_takes_any_even_size(size, images):
     assert model.forward_features(images(1, 3, *size)).shape == (1, size[0] // 2, size[1] // 2, 16)
 
 
-def test_224_pixels_stay_under_2_gib():
-    code = """
+@pytest.mark.parametrize('name,depth', [('sa_quadratic_cifar', 6), ('sa_quadratic_gen_cifar', 1)])
+def test_224_pixels_stay_under_2_gib(name, depth):
+    code = f"""
 import timm, timm_selfconv, torch
-model = timm.create_model('sa_quadratic_cifar').eval()
+model = timm.create_model('{name}', depth={depth}).eval()
 with torch.inference_mode():
     assert model(torch.randn(1, 3, 224, 224)).isfinite().all()
 print(*[line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM:')])

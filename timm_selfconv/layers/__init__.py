@@ -5,6 +5,7 @@
   their maths, an axis at a time.
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
 - separable: position-only attention as the product of row and column factors, forward and backward.
+- windows: position-only attention that has no factors, on large grids: Gaussian heads in the key rows they look at.
 - token_attention: ``TokenAttention``, as vision transformers have it.
 
 Nothing but torch and timm.layers is imported here.

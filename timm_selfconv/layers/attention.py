@@ -12,6 +12,7 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 from .axis_scores import at_least_float32
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, select_parameter
 from .separable import axis_probs, gather, must_be_plain, separable_attention
+from .windows import gaussian_windows
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
 
@@ -349,7 +350,11 @@ class SelfAttention2d(nn.Module):
         assert query is not None and key is not None
         value = x.flatten(1, 2)[:, None].expand(-1, self.num_heads, -1, -1)
         drop = self.attn_drop.p if self.training else 0.
-        return scaled_dot_product_attention(query, key, value, bias, drop).transpose(1, 2)
+        gathered = scaled_dot_product_attention(query, key, value, bias, drop).transpose(1, 2)
+        if not torch.jit.is_scripting():
+            if must_be_plain(x):  # what follows must not rest on this kernel's strides: an exporter chooses another
+                gathered = gathered.clone(memory_format=torch.contiguous_format)
+        return gathered
 
     def _through_map(
             self,
@@ -366,6 +371,13 @@ class SelfAttention2d(nn.Module):
             return torch.einsum('hqk,bkc->bqhc', attn[0], x.flatten(1, 2))
         return (attn @ x.flatten(1, 2)[:, None]).transpose(1, 2)
 
+    @torch.jit.unused
+    def _through_windows(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """What each Gaussian head gathers for these rows of queries in its window, shape (B, Q W, heads, dim)."""
+        return torch.stack([
+            self.attn_drop(probs).to(x.dtype) @ x[:, i:j].flatten(1, 2) for probs, i, j in gaussian_windows(
+                self.encoding.centers, self.encoding.spreads, x.shape[1], x.shape[2], first, last)], dim=2)
+
     def _values(
             self,
             x: torch.Tensor,
@@ -377,6 +389,8 @@ class SelfAttention2d(nn.Module):
         """Values of what these rows of queries gather, shape (B, Q, W, dim)."""
         if path == 'fused':
             gathered = self._through_fused(x, key, first, last)
+        elif last is not None and self.terms == ('position',) and not self.separable:
+            gathered = self._through_windows(x, first, last)
         else:
             gathered = self._through_map(x, key, first, last)
         return self.value(gathered.flatten(2).unflatten(1, [-1, x.shape[2]]))

@@ -1,0 +1,57 @@
+"""Windows of Gaussian heads against whole maps in float64."""
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from timm_selfconv.layers import SelfAttention2d, attention
+from timm_selfconv.layers.windows import gaussian_windows
+
+
+def whole_map(center, spread, height, width):
+    """Softmax of equation (9) with a full precision, query before key, shape (H W, H W)."""
+    grid = torch.cartesian_prod(torch.arange(height), torch.arange(width)).double()
+    distance = grid[None] - grid[:, None] - center
+    return (-0.5 * (distance @ spread).square().sum(-1)).softmax(-1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(0, 10 ** 6), st.floats(-3, 3), st.floats(0, 20))
+def test_windows_hold_heads_to_rounding(height, width, seed, log_scale, reach):
+    generator = torch.Generator().manual_seed(seed)
+    centers = reach * torch.randn(2, 2, generator=generator, dtype=torch.float64)
+    spreads = 10 ** log_scale * torch.randn(2, 2, 2, generator=generator, dtype=torch.float64)
+    first = seed % height
+    for h, (probs, i, j) in enumerate(gaussian_windows(centers, spreads, height, width, first, first + 2)):
+        expected = whole_map(centers[h], spreads[h], height, width)[first * width:(first + 2) * width]
+        found = torch.zeros_like(expected)
+        found[:, i * width:j * width] = probs
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_local_heads_have_small_windows_and_flat_ones_all():
+    spreads = torch.stack([torch.eye(2), torch.tensor([[2., 0.], [1., 2.]]), torch.zeros(2, 2)])
+    windows = [(i, j) for _, i, j in gaussian_windows(torch.zeros(3, 2), spreads, 50, 50, 20, 21)]
+    assert 0 < 20 - windows[0][0] == windows[0][1] - 21 < 10
+    assert 0 < 20 - windows[1][0] == windows[1][1] - 21 < 20 and windows[2] == (0, 50)
+
+
+@pytest.mark.parametrize('degenerate', [0., 1e-20, 1e20])
+def test_degenerate_heads_are_numbers(degenerate):
+    spreads = torch.tensor([[[degenerate, 0.], [0., 1.]], [[1., 1.], [degenerate, degenerate]]])
+    for probs, _, _ in gaussian_windows(torch.full((2, 2), 30.), spreads, 6, 5, 0, 6):
+        torch.testing.assert_close(probs.sum(-1), torch.ones(30))
+
+
+def test_large_grids_take_windows_forward_and_backward(monkeypatch):
+    torch.manual_seed(0)
+    attn = SelfAttention2d(4, 3, encoding='quadratic_gen').double()
+    x = torch.randn(2, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+    expected = attn(x)
+    wanted = torch.autograd.grad(expected.square().sum(), [x, *attn.parameters()])
+    monkeypatch.setattr(attention, 'CPU_MAP_BYTES', 3 * 2 * 5 * 30 * 8)  # two rows of queries at a time
+    calls = []
+    monkeypatch.setattr(attention, 'gaussian_windows', lambda *a: calls.append(a[4:]) or gaussian_windows(*a))
+    out = attn(x)
+    assert calls == [(0, 2), (2, 4), (4, 6)]
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), [x, *attn.parameters()]), wanted)
