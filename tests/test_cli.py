@@ -4,8 +4,10 @@ import json
 import os
 import shlex
 import shutil
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -381,6 +383,35 @@ def test_what_is_broken_or_away_ends_in_one_line(command, message, broken, capsy
     err = capsys.readouterr().err
     assert error.value.code == 2 and message in err and err.count('\n') == 1 and len(err) < 800
     assert not os.path.lexists('out')
+
+
+@pytest.mark.parametrize('silent', [True, False])
+@pytest.mark.parametrize('command', [
+    ['heads', 'hf-hub:nobody/nothing'],
+    ['eval', 'sa_quadratic_tiny_cifar', '--data', 'hfds/nobody/nothing'],
+    ['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody', '--dry-run'],
+], ids=' '.join)
+def test_a_hub_that_does_not_answer_is_asked_once(command, silent, broken, capsys, monkeypatch):
+    asked = []
+
+    class Server(socketserver.BaseRequestHandler):
+        def handle(self):
+            asked.append(self)
+            if silent:
+                released.wait(60)
+
+    released = threading.Event()
+    with socketserver.ThreadingTCPServer(('127.0.0.1', 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', f'http://127.0.0.1:{server.server_address[1]}')
+        monkeypatch.setattr('huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT', 0.2)
+        monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
+        with pytest.raises(SystemExit) as error:
+            main(command)
+        released.set()
+        server.shutdown()
+    err = capsys.readouterr().err
+    assert error.value.code == 2 and 'does not answer' in err and err.count('\n') == 1 and len(asked) == 1
 
 
 def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):

@@ -12,6 +12,8 @@ from torch.utils.data import Dataset
 from timm.data import ImageDataset, create_dataset, create_transform, resolve_data_config
 from tqdm import trange
 
+from timm_selfconv.models._weights import require_hub
+
 __all__ = [
     'PictureDataset', 'at_size', 'class_names', 'classify', 'load_images', 'match_classes', 'open_dataset',
     'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'to_picture']
@@ -124,6 +126,8 @@ def open_dataset(
     if not is_folder and (not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds')):
         raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
     try:
+        if reader in ('hfds', 'hfids') and not Path(name).exists():
+            require_hub()
         if is_folder:
             dataset = create_dataset('', data, split=split, class_map=class_map)
         else:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from timm.data import resolve_data_config
 
 from timm_selfconv.files import new_folder, replace_file, replace_folder, write_new
-from timm_selfconv.models._weights import REVISION
+from timm_selfconv.models._weights import REVISION, require_hub
 from timm_selfconv.weights import LICENSE
 
 __all__ = [
@@ -205,6 +205,7 @@ def differing_files(folder: Path, repo_id: str) -> List[str]:
     """Names of a folder's files that a repository on the Hub does not have with the same content."""
     there: Dict[str, RepoFile] = {}
     with client_errors(repo_id), suppress(RepositoryNotFoundError):
+        require_hub()
         tree = HfApi().list_repo_tree(repo_id, recursive=True)
         there.update((file.path, file) for file in tree if isinstance(file, RepoFile))
     names = []

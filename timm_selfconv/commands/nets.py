@@ -8,6 +8,7 @@ import torch
 import torch.nn as nn
 
 from timm_selfconv import fuse, hub
+from timm_selfconv.models._weights import require_hub
 
 __all__ = ['create_model', 'fused']
 
@@ -43,6 +44,8 @@ def create_model(
     if checkpoint is not None and not (checkpoint and (Path(checkpoint).is_file() or Path(checkpoint).is_dir())):
         raise ValueError(f'checkpoint={checkpoint!r}: needs a weight file, or a folder of shards')
     try:
+        if name.startswith(('hf-hub:', 'hf_hub:')):
+            require_hub()
         if checkpoint and Path(checkpoint).is_dir():
             model = timm.create_model(name)
             hub.load_shards(model, checkpoint)

@@ -4,13 +4,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Dict
 
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import constants, get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url, \
+    try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 
 from timm_selfconv.files import sha256
 from timm_selfconv.weights import checksums, weights_path
 
-__all__ = ['OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'locate_weights']
+__all__ = ['OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'locate_weights', 'require_hub']
 
 WEIGHTS_FILE = 'model.safetensors'  # on the Hub
 OWNER = os.environ.get('TIMM_SELFCONV_HUB', 'timm-selfconv')
@@ -45,6 +46,22 @@ def locate_weights(name: str) -> Path:
             f'{name}: the weights from {source} are damaged or of another version (their SHA-256 is not that of '
             f'weights/SHA256SUMS); remove {path} and try again')
     return path
+
+
+def require_hub() -> None:
+    """Ask the Hub for an answer, once, where its client would try for minutes; not if HF_HUB_OFFLINE forbids it.
+
+    Raises:
+        OSError: If none comes within the client's time-out, HF_HUB_ETAG_TIMEOUT (in seconds).
+    """
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as e:  # whatever the client's HTTP library raises: it changed with the client's versions
+        raise OSError(
+            f'{constants.ENDPOINT} does not answer ({e or type(e).__name__}); check the network, or take what has been '
+            'downloaded before: HF_HUB_OFFLINE=1') from e
 
 
 def download(name: str) -> Path:
