@@ -89,16 +89,23 @@ def through_onednn(x: torch.Tensor) -> bool:
             and not torch.is_autocast_enabled('cpu') and not traced(x))
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """`F.linear` of contiguous x and weight, by the faster library."""
+def linear(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor] = None,
+        out: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """`F.linear` of contiguous x and weight by the faster library; without a bias it may be written to ``out``."""
     if through_onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
-    return F.linear(x, weight, bias)
+    return F.linear(x, weight, bias) if out is None else torch.mm(x, weight.T, out=out)
 
 
-def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Gradient ``grad' x`` of :func:`linear` with respect to its weight, for matrices grad and x."""
-    return linear(grad.T.contiguous(), x.T.contiguous()) if through_onednn(x) else grad.T @ x
+def weight_gradient(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Gradient ``grad' x`` of :func:`linear` with respect to its weight, for matrices; it may be written to ``out``."""
+    if through_onednn(x):
+        return linear(grad.T.contiguous(), x.T.contiguous())
+    return torch.mm(grad.T, x, out=out)
 
 
 def group_size(x: torch.Tensor, heads: int, channels: int) -> Tuple[int, int]:
@@ -129,17 +136,19 @@ def attend_in_groups(
 
     out = x.new_empty(x.shape[0], height, width, out_channels)
     numel = height * width * images * out_channels
-    row_buffer, sum_buffer = x.new_empty(step * numel), x.new_empty(numel)
+    value_buffer, row_buffer, sum_buffer = x.new_empty(numel), x.new_empty(step * numel), x.new_empty(numel)
     for first in range(0, x.shape[0], images):
         group = x[first:first + images]
         n = group.shape[0] * out_channels
         pixels = images_inside(group).view(-1, channels)
+        value_out = value_buffer[:height * width * n].view(-1, out_channels)
         total = sum_buffer[:height * width * n].view(height, width, n)
         for head in range(0, heads, step):
             some = min(step, heads - head)
             met = row_buffer[:some * height * width * n].view(height, some, width * n)
             for i in range(some):
-                torch.mm(rows[head + i], linear(pixels, values[head + i]).view(height, -1), out=met[:, i])
+                value = linear(pixels, values[head + i], out=value_out)
+                torch.mm(rows[head + i], value.view(height, -1), out=met[:, i])
             factor = cols[:, head:head + some].reshape(width, some * width).expand(height, -1, -1)
             torch.baddbmm(total, factor, met.view(height, some * width, n), beta=int(head > 0), out=total)
         total = total.view(height, width, -1, out_channels).permute(2, 0, 1, 3)
@@ -183,6 +192,7 @@ def backward_in_groups(
     numel = height * width * images * channels
     head_buffer, sum_buffer = x.new_empty(numel), x.new_empty(numel)
     row_buffer, col_buffer = x.new_empty(step * numel), x.new_empty(step * numel)
+    weight_buffer = x.new_empty(out_channels, channels)
     for first in range(0, x.shape[0], images):
         group, grad_group = x[first:first + images], images_inside(grad[first:first + images]).view(-1, out_channels)
         n = group.shape[0] * channels
@@ -200,13 +210,14 @@ def backward_in_groups(
             for i in range(some):
                 met, back = (b.view(height, some, width * n)[:, i] for b in (by_col, by_row))
                 row = rows[head + i]
-                grad_gathered = linear(grad_group, values[head + i]).view(height, -1)
+                grad_gathered = linear(grad_group, values[head + i], out=gathered.view(-1, channels)).view(height, -1)
                 if needs[0]:
-                    grad_rows[head + i] += grad_gathered @ met.T
+                    grad_rows[head + i] += (met @ grad_gathered.T).T
                 torch.mm(row.T, grad_gathered, out=back)
                 if needs[3]:
                     torch.mm(row, met, out=gathered)
-                    grad_values[head + i] += weight_gradient(grad_group, gathered.view(-1, channels))
+                    gathered_pixels = gathered.view(-1, channels)
+                    grad_values[head + i] += weight_gradient(grad_group, gathered_pixels, out=weight_buffer).to(sums)
             if needs[1]:
                 grad_col = (by_row @ pixels.transpose(1, 2)).sum(0, dtype=sums)
                 grad_cols[head:head + some] += grad_col.view(some, width, width)
