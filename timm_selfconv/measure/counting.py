@@ -31,9 +31,18 @@ FREE = frozenset((
     '_to_copy _unsafe_view all amax amin any arange argmax argmin as_strided_ avg_pool2d cat constant_pad_nd copy_ '
     'cumsum diag_embed empty empty_like eye fill_ full full_like gather hardswish_ index index_select linspace max '
     'max_pool2d_with_indices mean min native_batch_norm native_group_norm native_layer_norm new_empty new_full '
-    'new_ones new_zeros ones ones_like reflection_pad2d replication_pad2d roll scatter sort stack sum topk var_mean '
-    'zero_ zeros zeros_like'
+    'new_ones new_zeros ones ones_like reflection_pad2d repeat replication_pad2d roll scatter sort stack sum topk '
+    'var_mean zero_ zeros zeros_like'
 ).split())
+
+
+def onednn_linear_flops(x: List[int], weight: List[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """FLOPs of a linear map that a net sends through oneDNN, from shapes, as the counter's own rules."""
+    return 2 * prod(out_shape) * weight[1]
+
+
+# rules beside the counter's own
+RULES = {torch.ops.mkldnn._linear_pointwise: onednn_linear_flops} if torch.backends.mkldnn.is_available() else {}
 
 
 @dataclass(frozen=True)
@@ -94,10 +103,11 @@ def count_flops(model: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
     Raises:
         NotImplementedError: If operators run that are neither counted nor known to be free.
     """
-    with torch.no_grad(), SeenOperators() as operators, FlopCounterMode(display=False) as counter:
-        with LinearConvFlops(counter) as linear_conv:
-            model(images)
-    unknown = {str(op) for op in operators.seen if op.overloadpacket not in flop_registry and not is_free(op)}
+    counter = FlopCounterMode(display=False, custom_mapping=RULES)
+    with torch.no_grad(), SeenOperators() as operators, counter, LinearConvFlops(counter) as linear_conv:
+        model(images)
+    counted = {*flop_registry, *RULES}
+    unknown = {str(op) for op in operators.seen if op.overloadpacket not in counted and not is_free(op)}
     if unknown:
         raise NotImplementedError(f'no rule counts {sorted(unknown)}')
     return counter.get_total_flops(), linear_conv.flops
