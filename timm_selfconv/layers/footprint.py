@@ -180,6 +180,7 @@ def aggregate(
     weights = weights.to(value.dtype)
     if not torch.jit.is_scripting():
         if not torch.jit.is_tracing() and not torch.compiler.is_compiling():
-            if value.shape[0] >= 16 or torch.is_grad_enabled():  # fewer images make no long runs
+            # fewer images make no long runs, and the rows of a larger grid are long themselves
+            if torch.is_grad_enabled() or (value.shape[0] >= 16 and value.shape[3] < 16):
                 return WeightedSum.apply(value, weights, kernel_size, stride, dilation)
     return weighted_sum(value, weights, kernel_size, stride, dilation)
