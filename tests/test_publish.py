@@ -100,7 +100,8 @@ def test_a_killed_publication_goes_on(hub, environment, command, publish):
 
 
 @pytest.mark.parametrize('fault,status', [
-    ('POST /api/repos/create', 401), ('POST .*/preupload', 403), ('POST .*/commit', 409), ('GET .*/refs', 500),
+    ('POST /api/repos/create', 401), ('POST .*/preupload', 403), ('POST .*/commit', 409), ('POST .*/batch', 429),
+    ('GET .*/refs', 500),
     ('GET /org/.*/resolve', 'cut'),
 ])
 def test_what_goes_wrong_on_the_hub_is_one_line(hub, publish, fault, status):
