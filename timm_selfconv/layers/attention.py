@@ -312,7 +312,7 @@ class SelfAttention2d(nn.Module):
         return probs.expand(batch, -1, -1, -1, -1, -1)
 
     def _choose_path(self, x: torch.Tensor) -> Tuple[str, int]:
-        """How x goes through: by 'factors', 'fused' attention or an explicit 'map', and rows of queries at once.
+        """How x goes through: by 'factors', 'fused' attention, 'windows' or a 'map', and rows of queries at once.
 
         Whole maps are for who asks: by timm's switch, :func:`explicit_maps` or a hook on ``attn_drop``. Factors have no
         probabilities to drop. In half precision on a CPU explicit maps are faster than torch's fused attention.
@@ -327,6 +327,8 @@ class SelfAttention2d(nn.Module):
             return 'map', 0
         if self.separable and (self.attn_drop.p == 0. or not self.training):
             return 'factors', 0
+        if rows > 0 and self.terms == ('position',) and not self.separable:
+            return 'windows', rows
         return ('map' if half or self.key is None else 'fused'), rows
 
     def _through_factors(self, x: torch.Tensor) -> torch.Tensor:
@@ -389,7 +391,7 @@ class SelfAttention2d(nn.Module):
         """Values of what these rows of queries gather, shape (B, Q, W, dim)."""
         if path == 'fused':
             gathered = self._through_fused(x, key, first, last)
-        elif last is not None and self.terms == ('position',) and not self.separable:
+        elif path == 'windows' and last is not None:
             gathered = self._through_windows(x, first, last)
         else:
             gathered = self._through_map(x, key, first, last)
