@@ -54,7 +54,9 @@ def create_model(
             model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
     except Exception as e:  # a file that is broken raises anything, a pickle above all
         if checkpoint is None and ':' not in name:  # its own weights, or none: anything but this is a bug
-            raise ValueError(str(e)) if isinstance(e, RuntimeError) else e from e
+            if isinstance(e, RuntimeError):
+                raise ValueError(str(e)) from e
+            raise
         source = f'model={name!r}' if checkpoint is None else f'checkpoint={checkpoint!r}'
         raise ValueError(f'{source}: cannot be loaded ({e or type(e).__name__})') from e
     for key, value in model.state_dict().items():
