@@ -3,15 +3,19 @@
 makes a wheel with the weights of the tiny nets alone; those of the others come from the Hub.
 """
 import os
+import re
 from pathlib import Path
 from typing import Any, Dict
 
 from setuptools import setup
 
-settings: Dict[str, Any] = {}
+# an index shows the README without the files beside it: their pictures, with the caption, go, their links are words
+readme = re.sub(r'!\[[^]]*\]\((?!http)[^)]*\)\n\n(\*[^*]+\*\n\n)?', '', Path('README.md').read_text(encoding='utf-8'))
+readme = re.sub(r'(\[[^]]+)\]\((?!http)[^)]*\)', lambda link: link[1][1:], readme)
+settings: Dict[str, Any] = dict(long_description=readme, long_description_content_type='text/markdown')
 if os.environ.get('TIMM_SELFCONV_WEIGHTS') == 'tiny':
     files = [file.name for file in Path('timm_selfconv', 'weights').glob('*.safetensors') if 'tiny' not in file.name]
-    settings = dict(
+    settings.update(
         # to setuptools they are files of the package weights, and of the one above it
         exclude_package_data={'timm_selfconv': [f'weights/{file}' for file in files], 'timm_selfconv.weights': files},
         options=dict(build=dict(build_base='build/tiny')),  # what lies in build is put in the wheel, too

@@ -1,6 +1,8 @@
 """What is installed: every file of the package, the recipes with it."""
+import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 
 import pytest
 
@@ -26,6 +28,13 @@ def test_every_other_file_is_data_of_the_package(repo, settings, package, folder
     data = {file for pattern in settings['package-data'][package] for file in folder.glob(pattern)}
     files = {file for file in folder.rglob('*') if file.is_file() and file.suffix not in ('.py', '.pyc')}
     assert files and files <= data
+
+
+def test_the_index_shows_no_link_to_a_file_beside_the_readme(repo):
+    text = metadata('timm_selfconv').get_payload()
+    links = re.findall(r'\]\((.*?)\)', text)
+    assert links and all(link.startswith('https://') for link in links)
+    assert '**Separable attention.**' in text and len(text) > 0.8 * len((repo / 'README.md').read_text())
 
 
 def test_recipe_prints_the_path_of_each_without_torch(repo, tmp_path):

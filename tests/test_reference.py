@@ -8,9 +8,11 @@ import pytest
 CHAPTERS = {
     'models': ('models', 'layers', 'weights', 'hub', 'files'),
     'theory': ('theory',),
-    'look': ('look.attention_maps', 'look.heads', 'look.explorer', 'look.captions', 'look.figures'),
+    'look': (
+        'look.attention_maps', 'look.heads', 'look.explorer', 'look.captions', 'look.figures', 'look.repository'),
     'measure': (
         'measure.counting', 'measure.evaluation', 'measure.bench', 'measure.published', 'measure.tables', 'data'),
+    'recipes': ('recipe_files', 'train'),
 }
 
 
@@ -27,7 +29,8 @@ def test_the_reference_has_every_public_name(chapter, module, repo):
     public = {
         name: value for name, value in vars(module).items()
         if name in names and (inspect.isfunction(value) or inspect.isclass(value))}
-    text = (repo / 'timm_selfconv' / chapter / 'README.md').read_text()
+    folder = repo / chapter if chapter == 'recipes' else repo / 'timm_selfconv' / chapter
+    text = (folder / 'README.md').read_text()
     table = text.split(f'| `{module.__name__}` | |\n|---|---|\n')[1].split('\n\n')[0]
     rows = dict(re.findall(r'^\| `(\w+)` \| (.*) \|$', table, re.MULTILINE))
     assert {name: words(row) for name, row in rows.items()} == {

@@ -48,6 +48,8 @@ from timm_selfconv.files import replace_file
 from timm_selfconv.hub import save_shards
 from timm_selfconv.recipe_files import DEFAULTS, read_recipe
 
+__all__ = ['Augment', 'Training', 'distillation_loss', 'export_command', 'summary']
+
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
 

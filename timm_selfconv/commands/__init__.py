@@ -5,7 +5,7 @@
     recipe    recipe: likewise
     look      classify, demo, heads, figures, curves, explore
     measure   eval, bench
-    weights   export, prune
+    weights   export, include, prune
     publish   publish
     scripts   run
 
