@@ -450,6 +450,18 @@ def test_help_does_not_wait_for_torch():
     assert 'did you mean' in imported('classify', 'resnet_tinny_cifar', 'x.png').stderr  # the zoo is there if need be
 
 
+def test_libraries_say_nothing_beside_what_commands_print(checkpoint, folder, tmp_path):
+    net = ['sa_quadratic_tiny_cifar', '--checkpoint', checkpoint]
+    commands = [
+        ['list'], ['tables'], ['classify', *net, f'{folder}/test/3/picture.png', '--fuse'], ['heads', *net],
+        ['eval', *net, '--data', folder], ['figures', *net, '--out', str(tmp_path / 'figures')],
+        ['bench', *net, '--batch-size', '1', '--seconds', '0.01'],
+        ['include', *net, 'sa_learned_tiny_cifar', '--output', str(tmp_path / 'included')]]
+    code = 'import json, sys; from timm_selfconv_cli import main\nfor command in json.loads(sys.argv[1]): main(command)'
+    done = subprocess.run([sys.executable, '-c', code, json.dumps(commands)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == '' and 'top-1' in done.stdout
+
+
 def test_run_registers_the_zoo_for_any_script(tmp_path):
     (tmp_path / 'beside.py').write_text('VALUE = 7')
     script = tmp_path / 'script.py'

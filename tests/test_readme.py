@@ -114,8 +114,7 @@ def test_commands(command, workplace, capfd):
     cli.main(command[1:])
     printed = capfd.readouterr()
     assert printed.out or Path(workplace, command[command.index('--out') + 1]).exists()
-    if command[1] == 'bench':  # torch's profiler and compiler have things to say that no table needs
-        assert not printed.err
+    assert not printed.err
 
 
 @needs_cifar10

@@ -69,7 +69,7 @@ def evaluate(
         device: Where the model runs.
         class_map: timm's class map, which numbers the labels; without it they are matched by their names with the
             model's ``label_names``, where both have some.
-        progress: Show a progress bar.
+        progress: Show a progress bar, where a terminal does.
 
     Returns:
         Accuracies over all images of the split.
@@ -98,7 +98,7 @@ def evaluate(
     predictions, labels = [], []
     start = time.perf_counter()
     with torch.inference_mode():
-        for images, target in tqdm(loader, unit='batch', disable=not progress):
+        for images, target in tqdm(loader, unit='batch', leave=False, disable=None if progress else True):
             logits = model(images.to(on))
             predictions.append(logits.topk(min(5, logits.shape[1])).indices.cpu())
             labels.append(target)
@@ -128,7 +128,7 @@ def is_cifar10_test(model: nn.Module, data: str, progress: bool = True) -> bool:
     Args:
         model: Its ``label_names`` number the classes of a dataset that names its own.
         data: As :func:`evaluate`.
-        progress: Show a progress bar.
+        progress: Show a progress bar, where a terminal does.
     """
     dataset: Any = open_dataset(data, 'test', None, 'img', 'label')
     if isinstance(dataset, IterableDataset) or len(dataset) != 10_000:
