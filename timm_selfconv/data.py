@@ -198,7 +198,7 @@ def load_images(data: str, split: str, input_key: str, target_key: str, device: 
         ValueError: If there is no such dataset, or its images are not of one size.
     """
     dataset = open_dataset(data, split, None, input_key, target_key)
-    rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False))
+    rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False, disable=None))
     pixels, labels = zip(*((np.asarray(image), label) for image, label in rows))
     shapes = {image.shape for image in pixels}
     if len(shapes) > 1:

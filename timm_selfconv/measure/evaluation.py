@@ -136,5 +136,5 @@ def is_cifar10_test(model: nn.Module, data: str, progress: bool = True) -> bool:
     classes = match_classes(model, dataset)
     if classes is not None:
         dataset.target_transform = classes.__getitem__
-    numbers = trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=not progress)
+    numbers = trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=None if progress else True)
     return content_checksum(dataset[i] for i in numbers) == CIFAR10_TEST
