@@ -11,7 +11,7 @@ from setuptools import setup
 
 # an index shows the README without the files beside it: their pictures, with the caption, go, their links are words
 readme = re.sub(r'!\[[^]]*\]\((?!http)[^)]*\)\n\n(\*[^*]+\*\n\n)?', '', Path('README.md').read_text(encoding='utf-8'))
-readme = re.sub(r'(\[[^]]+)\]\((?!http)[^)]*\)', lambda link: link[1][1:], readme)
+readme = re.sub(r'\[([^]]+)\]\((?!http)[^)]*\)', r'\1', readme)
 settings: Dict[str, Any] = dict(long_description=readme, long_description_content_type='text/markdown')
 if os.environ.get('TIMM_SELFCONV_WEIGHTS') == 'tiny':
     files = [file.name for file in Path('timm_selfconv', 'weights').glob('*.safetensors') if 'tiny' not in file.name]

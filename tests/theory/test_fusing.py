@@ -100,13 +100,12 @@ def test_wide_heads_have_few_positions():
 
 
 def test_trained_net_within_tolerance(images):
-    model = timm.create_model('sa_quadratic_tiny_cifar', pretrained=True).eval()
-    x = images(4, 3, 32, 32)
+    model = timm.create_model('sa_quadratic_tiny_cifar', pretrained=True).eval().double()  # rounding comes on top
+    x = images(4, 3, 32, 32).double()
     with torch.no_grad():
         expected = model(x)
-        errors = [
-            float((fuse(model, t)(x) - expected).abs().max() / expected.abs().max()) for t in (1e-6, 1e-4, 1e-2)]
-    assert errors[0] < 1e-5 and errors[1] < 1e-3 and errors[0] <= errors[1] < errors[2] < 0.1
+        errors = [float((fuse(model, t)(x) - expected).abs().max()) for t in (1e-6, 1e-4, 1e-2)]
+    assert errors[0] < 1e-5 and errors[1] < 1e-3 and errors[0] < errors[1] < errors[2] < 1.
 
 
 def test_sizes_dtypes_and_weights_leave_no_stale_factors(images):

@@ -98,7 +98,7 @@ def evaluate(
     predictions, labels = [], []
     start = time.perf_counter()
     with torch.inference_mode():
-        for images, target in tqdm(loader, unit='batch', leave=False, disable=None if progress else True):
+        for images, target in tqdm(loader, unit='batch', leave=False, disable=not progress or None):
             logits = model(images.to(on))
             predictions.append(logits.topk(min(5, logits.shape[1])).indices.cpu())
             labels.append(target)
@@ -136,5 +136,5 @@ def is_cifar10_test(model: nn.Module, data: str, progress: bool = True) -> bool:
     classes = match_classes(model, dataset)
     if classes is not None:
         dataset.target_transform = classes.__getitem__
-    numbers = trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=None if progress else True)
+    numbers = trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=not progress or None)
     return content_checksum(dataset[i] for i in numbers) == CIFAR10_TEST
