@@ -1,0 +1,170 @@
+"""What commands say on stderr: a line where the user went wrong, else nothing."""
+import json
+import os
+import shutil
+import socketserver
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from PIL import Image
+
+from timm_selfconv.cli import main
+
+
+@pytest.mark.parametrize('command,message', [
+    (['classify', 'sa_quadratic_cifar', 'x.png'], 'sa_quadratic_cifar has no trained weights'),
+    (['classify', 'sa_quadratic_tinny_cifar', 'x.png'], 'did you mean sa_quadratic_tiny_cifar'),
+    (['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', ''], "checkpoint=''"),
+    (['bench', 'sa_quadratic_tiny_cifar', '--train', '--fuse'], 'a fused net is for inference'),
+    (['classify', 'resnet_tiny_cifar', 'x.png', '--fuse'], 'has no SelfAttention2d layers to fuse'),
+    (['heads', 'sa_quadratic_tiny_cifar', '--images', 'nowhere.png'], "image 'nowhere.png'"),
+    (['run', 'nowhere.py'], "script='nowhere.py'"),
+    (['eval', 'sa_quadratic_tiny_cifar', '--data', '.', '--checkpoint', 'nowhere.safetensors'],
+     "checkpoint='nowhere.safetensors'"),
+    (['prune', 'sa_quadratic_gen_cifar', '--output', 'z'], 'sa_quadratic_gen_cifar has no trained weights'),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', '.'], '. exists'),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '0:1;2'], "heads='0:1;2': needs LAYER:HEAD,HEAD"),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '0:1', '0:2'], "heads='0:2'"),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '9:1'], 'no layer 9'),
+    (['prune', 'sa_learned_tiny_cifar', '--output', 'z'], 'say which heads to prune'),
+    (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', 'x', '--data', 'y', '--output', 'z', '--fact', 'seed'],
+     "fact='seed'"),
+])
+def test_bad_input_ends_in_one_line(command, message, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(command)
+    err = capsys.readouterr().err
+    assert error.value.code == 2 and message in err and err.count('\n') == 1
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A folder of files and folders that hold something else than their names say."""
+    monkeypatch.chdir(tmp_path)
+    Path('text.pt').write_text('hello')
+    Path('empty.pt').touch()
+    Path('text.safetensors').write_text('hello')
+    net = torch.nn.Linear(2, 2)
+    things = dict(tensor=torch.zeros(3), word='word', module=net, other=net.state_dict(), state=dict(state_dict=3))
+    for name, thing in things.items():
+        torch.save(thing, f'{name}.pt')
+    for file in (*Path().glob('*.pt'), 'nothing', 'folder'):
+        run = Path('runs', Path(file).stem)
+        (run / 'checkpoint-0.pth.tar' if file == 'folder' else run).mkdir(parents=True)
+        if file not in ('nothing', 'folder'):
+            shutil.copyfile(file, run / 'checkpoint-0.pth.tar')
+    model = '"architecture": "sa_quadratic_tiny_cifar"'
+    configs = dict(
+        text='hello', list='[]', unknown='{"architecture": "nowhere"}', damaged=f'{{{model}}}',
+        wrong=f'{{{model}, "model_args": {{"nowhere": 3}}, "pretrained_cfg": {{}}}}')
+    for name, config in configs.items():
+        Path('nets', name).mkdir(parents=True)
+        Path('nets', name, 'config.json').write_text(config)
+        Path('nets', name, 'model.safetensors').write_text('hello')
+    Path('data', 'test', 'cat').mkdir(parents=True)
+    Image.new('RGB', (32, 32)).save('data/test/cat/picture.png')
+    Path('parquet').mkdir()
+    Path('parquet', 'test-00000-of-00001.parquet').write_text('hello')
+    for name, content in dict(bytes=bytes(range(256)), words=b'epoch,eval_top1\n0,many\n').items():
+        Path('runs', name).mkdir()
+        Path('runs', name, 'summary.csv').write_bytes(content)
+
+
+HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('heads', 'eval', 'figures'))
+
+
+@pytest.mark.parametrize('command,message', [
+    *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: cannot be loaded') for file in (
+        'text.pt', 'empty.pt', 'text.safetensors', 'tensor.pt', 'word.pt', 'module.pt', 'other.pt', 'state.pt')),
+    *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: needs a weight file') for file in ('', '/dev/null')),
+    (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', 'tensor.pt', '--data', 'data', '--output', 'out'],
+     "checkpoint='tensor.pt': cannot be loaded"),
+    *((['heads', f'local-dir:nets/{name}'], f"model='local-dir:nets/{name}': cannot be loaded") for name in (
+        'nowhere', 'text', 'list', 'unknown', 'damaged', 'wrong')),
+    *((['heads', name], f'model={name!r}: cannot be loaded') for name in (
+        'hf-hub:nobody/nothing', 'hf-hub:nobody', 'hub:nobody/nothing', ':')),
+    (['bench', 'hf-hub:nobody/nothing'], "model='hf-hub:nobody/nothing': cannot be loaded"),
+    *(([*EVAL, '--data', data], f'data={data!r}') for data in (
+        'hfds/nobody/nothing', 'hfds/', 'hfids/nobody/nothing', 'torch/nothing', 'torch/cifar10', 'torch/',
+        'wds/nothing', 'runs/nothing', '', 'text.pt')),
+    ([*EVAL, '--data', 'parquet'], "data='hfds/parquet'"),
+    ([*EVAL, '--data', 'data', '--class-map', 'nowhere'], "data='data'"),
+    *(([*EVAL, '--data', 'data', '--device', device], f'device={device!r}') for device in ('abacus', 'meta', '')),
+    ([*HEADS, '--kernel-size', '1000000000'], 'kernel_size=1000000000: needs a kernel that fits in a grid of 8 x 8'),
+    ([*HEADS, '--kernel-size', '0'], 'kernel_size=0'),
+    ([*FIGURES, '--out', 'out', '--data', 'hfds/nobody/nothing'], "data='hfds/nobody/nothing'"),
+    *(([*FIGURES, '--out', 'out', '--run', f'runs/{name}'], f"run='runs/{name}': checkpoint-0.pth.tar is no checkpoint")
+      for name in ('text', 'empty', 'tensor', 'word', 'module', 'other', 'state', 'folder')),
+    ([*FIGURES, '--out', 'out', '--run', ''], "run='.'"),
+    (['curves', 'runs/bytes', '--out', 'out'], 'runs/bytes/summary.csv: needs numbers'),
+    (['curves', 'runs/words', '--out', 'out'], 'runs/words/summary.csv: needs numbers'),
+    (['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody', '--dry-run'],
+     'nobody/resnet_tiny_cifar: '),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'out', '--min-eigenvalue', 'nan'], 'min_eigenvalue=nan'),
+], ids=lambda value: ' '.join(value) if isinstance(value, list) else '')
+def test_what_is_broken_or_away_ends_in_one_line(command, message, broken, capsys, monkeypatch):
+    datasets = pytest.importorskip('datasets')
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    monkeypatch.setattr('datasets.config.HF_HUB_OFFLINE', True)
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # as cli says before its first import
+    with pytest.raises(SystemExit) as error:
+        main(command)
+    err = capsys.readouterr().err
+    assert error.value.code == 2 and message in err and err.count('\n') == 1 and len(err) < 800
+    assert not os.path.lexists('out')
+
+
+@pytest.mark.parametrize('silent', [True, False])
+@pytest.mark.parametrize('command', [
+    ['heads', 'hf-hub:nobody/nothing'],
+    ['eval', 'sa_quadratic_tiny_cifar', '--data', 'hfds/nobody/nothing'],
+    ['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody', '--dry-run'],
+], ids=' '.join)
+def test_a_hub_that_does_not_answer_is_asked_once(command, silent, broken, capsys, monkeypatch):
+    asked = []
+
+    class Server(socketserver.BaseRequestHandler):
+        def handle(self):
+            asked.append(self)
+            if silent:
+                released.wait(60)
+
+    released = threading.Event()
+    with socketserver.ThreadingTCPServer(('127.0.0.1', 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', f'http://127.0.0.1:{server.server_address[1]}')
+        monkeypatch.setattr('huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT', 0.2)
+        monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
+        getattr(huggingface_hub.utils._http, 'reset_sessions', bool)()  # before 1.0 a session stays offline
+        with pytest.raises(SystemExit) as error:
+            main(command)
+        released.set()
+        server.shutdown()
+    err = capsys.readouterr().err
+    assert error.value.code == 2 and 'does not answer' in err and err.count('\n') == 1 and len(asked) == 1
+
+
+def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):
+    def bug(*args, **kwargs):
+        raise TypeError('a bug')
+
+    monkeypatch.setattr('timm_selfconv.commands.look.report_heads', bug)
+    with pytest.raises(TypeError, match='a bug'):
+        main(['heads', 'sa_quadratic_tiny_cifar', '--untrained'])
+
+
+def test_libraries_say_nothing_beside_what_commands_print(checkpoint, folder, tmp_path):
+    net = ['sa_quadratic_tiny_cifar', '--checkpoint', checkpoint]
+    commands = [
+        ['list'], ['tables'], ['classify', *net, f'{folder}/test/3/picture.png', '--fuse'], ['heads', *net],
+        ['eval', *net, '--data', folder], ['figures', *net, '--out', str(tmp_path / 'figures')],
+        ['bench', *net, '--batch-size', '1', '--seconds', '0.01'],
+        ['include', *net, 'sa_learned_tiny_cifar', '--output', str(tmp_path / 'included')]]
+    code = 'import json, sys; from timm_selfconv_cli import main\nfor command in json.loads(sys.argv[1]): main(command)'
+    done = subprocess.run([sys.executable, '-c', code, json.dumps(commands)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == '' and 'top-1' in done.stdout

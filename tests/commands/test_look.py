@@ -1,0 +1,173 @@
+"""What a net sees: classify, demo, heads, figures, curves, explore."""
+import argparse
+import json
+import os
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.models import save_for_hf
+
+from timm_selfconv import hub, weights
+from timm_selfconv.cli import main
+from timm_selfconv.commands.look import DEMO_MODEL
+
+SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
+
+
+def test_classify(checkpoint, folder, capsys):
+    main(['classify', 'sa_quadratic_tiny_cifar', f'{folder}/test/3/picture.png', '--checkpoint', checkpoint])
+    out = capsys.readouterr().out
+    assert 'picture.png' in out and 'probability' in out
+
+
+@pytest.mark.parametrize('fuse', [['--fuse'], ['--fuse', '1e-4']], ids=str)
+def test_fused_nets_classify_alike(checkpoint, folder, capsys, fuse):
+    command = ['classify', 'sa_quadratic_tiny_cifar', f'{folder}/test/3/picture.png', '--checkpoint', checkpoint]
+    for options in ([], fuse):
+        main([*command, '--json', *options])
+    out = capsys.readouterr().out
+    plain, fused = (json.loads(part + ']')[0] for part in out.split(']')[:2])
+    assert plain['class'] == fused['class'] and fused['probability'] == pytest.approx(plain['probability'], abs=1e-3)
+
+
+def test_heads(checkpoint, capsys):
+    command = ['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--kernel-size', '5']
+    main([*command, '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert result['model'] == 'sa_quadratic_tiny_cifar' and result['kernel_size'] == 5
+    assert [layer['layer'] for layer in result['layers']] == list(range(6))
+    assert all(16 / 25 <= layer['residual'] <= layer['shared_residual'] <= 1 for layer in result['layers'])
+    assert [head['head'] for head in result['layers'][5]['heads']] == list(range(9))
+    main(command)
+    out = capsys.readouterr().out
+    assert f"{result['layers'][3]['residual']:.3f}" in out and '5 x 5 convolution' in out
+
+
+def test_heads_of_a_net_that_looks_at_content(folder, tmp_path, capsys):
+    file = tmp_path / 'content.safetensors'
+    hub.save_weights(timm.create_model('sa_learned_content_tiny_cifar'), file)
+    command = ['heads', 'sa_learned_content_tiny_cifar', '--checkpoint', str(file)]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'images: this net looks at content' in capsys.readouterr().err
+    main([*command, '--json', '--images', f'{folder}/test/3/picture.png', f'{folder}/test/7/picture.png'])
+    assert len(json.loads(capsys.readouterr().out)['layers']) == 6
+
+
+def test_untrained_nets_are_those_of_their_seed(tmp_path, capsys):
+    def report(*options):
+        main(['heads', 'sa_quadratic_tiny_cifar', '--json', *options])
+        return json.loads(capsys.readouterr().out)['layers']
+
+    first = report('--untrained', '--seed', '1')
+    torch.manual_seed(1)
+    hub.save_weights(timm.create_model('sa_quadratic_tiny_cifar'), tmp_path / 'net.safetensors', torch.float32)
+    assert first == report('--untrained', '--seed', '1') == report('--checkpoint', str(tmp_path / 'net.safetensors'))
+    assert first != report('--untrained', '--seed', '2')
+
+
+@pytest.mark.skipif(not weights.weights_path(DEMO_MODEL).is_file(), reason=f'{DEMO_MODEL} has no weights here')
+def test_demo_on_ones_own_picture(folder, capsys):
+    main(['demo', f'{folder}/test/3/picture.png'])
+    out = capsys.readouterr().out
+    assert 'picture.png' in out and 'Table 1' in out and '12.1M' in out
+    main(['demo', f'{folder}/test/3/picture.png', '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert result['pictures'][0]['class'] in out and result['tables'][0]['parameters'] in out
+
+
+@pytest.fixture
+def little(tmp_path):
+    """A net of one layer, whose figures are drawn fast."""
+    model = timm.create_model('sa_quadratic_cifar', depth=1, num_heads=2, **SMALL)
+    save_for_hf(model, tmp_path / 'little', safe_serialization=True)
+    return f"local-dir:{tmp_path / 'little'}"
+
+
+def test_figures(little, folder, tmp_path, capsys):
+    command = ['figures', little, '--out', str(tmp_path / 'out')]
+    main([*command, '--images', f'{folder}/test/3/picture.png', '--query', '1', '3'])
+    names = ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-picture', 'overlay-picture',
+             'average-picture']
+    files = [str(tmp_path / 'out' / f'{name}.png') for name in names]
+    assert capsys.readouterr().out.split() == files
+    assert all(Image.open(file).width == 990 for file in files)  # 5.5 inches at 180 dots
+    os.remove(files[0])
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'out exists' in capsys.readouterr().err
+    assert not os.path.exists(files[0])
+
+
+@pytest.mark.parametrize('args,message', [
+    (['--query', '4', '0'], 'query=(4, 0): needs a row and a column on the grid of 4 x 4'),
+    (['--images', 'nowhere.png'], "image 'nowhere.png': needs a readable picture"),
+    (['--images', 'a.png', '--data', 'b'], 'not both'),
+    (['--data', 'nowhere'], "data='nowhere': needs a folder"),
+    (['--count', '0'], 'count=0: needs at least 1'),
+    (['--run', 'nowhere'], "run='nowhere': needs a folder with checkpoint-*.pth.tar files")])
+def test_figures_of_what_is_not_there(little, tmp_path, capsys, args, message):
+    with pytest.raises(SystemExit):
+        main(['figures', little, '--out', str(tmp_path / 'out'), *args])
+    assert message in capsys.readouterr().err and not (tmp_path / 'out').exists()
+
+
+def test_figures_over_a_dataset_and_of_a_run(little, folder, tmp_path):
+    model = timm.create_model(little, pretrained=True)
+    (tmp_path / 'run').mkdir()
+    for epoch in range(2):
+        state = dict(epoch=epoch, args=argparse.Namespace(seed=42), state_dict=model.state_dict())
+        torch.save(state, tmp_path / 'run' / f'checkpoint-{epoch}.pth.tar')
+    main(['figures', little, '--data', folder, '--count', '3', '--out', str(tmp_path / 'out'),
+          '--run', str(tmp_path / 'run'), '--format', 'svg'])
+    assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == [
+        'attention-7x7.svg', 'attention.svg', 'average.svg', 'centers.svg', 'statistics.svg', 'training.svg']
+
+
+def test_curves(tmp_path, capsys):
+    for run in ('a/x', 'b/x'):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / 'summary.csv').write_text('epoch,eval_top1\n0,40.0\n1,50.0\n')
+    command = ['curves', str(tmp_path / 'a/x'), str(tmp_path / 'b/x'), '--out', str(tmp_path / 'curves.pdf')]
+    main(command)
+    assert (tmp_path / 'curves.pdf').read_bytes().startswith(b'%PDF')
+    for wrong, message in [(command, 'exists'), (['curves', 'nowhere', '--out', 'a.png'], "run='nowhere'")]:
+        with pytest.raises(SystemExit):
+            main(wrong)
+        assert message in capsys.readouterr().err
+
+
+def test_explore(checkpoint, folder, tmp_path, capsys):
+    picture, page = f'{folder}/test/3/picture.png', tmp_path / 'out' / 'explorer.html'
+    command = ['explore', 'sa_quadratic_tiny_cifar', picture, picture, '--out', str(page)]
+    main([*command, '--versus', 'sa_learned_content_tiny_cifar', '--checkpoint', checkpoint, '--labels', 'cat', 'dog'])
+    assert 'open it in a browser' in capsys.readouterr().out
+    text = page.read_text()
+    weights = f'weights of {Path(checkpoint).name}'
+    for name in ('sa_quadratic_tiny_cifar', 'sa_learned_content_tiny_cifar', 'picture.png', 'picture.png (2)', weights):
+        assert f'"{name}"' in text
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'exists' in capsys.readouterr().err and page.read_text() == text
+
+
+@pytest.mark.parametrize('model,picture,extra,message', [
+    ('sa_quadratic_tiny_cifar', 'truncated.safetensors', [], 'needs a readable picture file'),
+    ('resnet_tiny_cifar', 'data/test/3/picture.png', [], 'has no attention maps'),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'truncated.safetensors'], 'checkpoint='),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'truncated.pth'], 'checkpoint='),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'a', '--checkpoint', 'b'], 'checkpoint='),
+])
+def test_explore_that_fails_leaves_nothing(model, picture, extra, message, checkpoint, folder, tmp_path, capsys,
+                                           monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('truncated.safetensors').write_bytes(Path(checkpoint).read_bytes()[:-1000])
+    torch.save(timm.create_model('sa_quadratic_tiny_cifar').state_dict(), 'whole.pth')
+    Path('truncated.pth').write_bytes(Path('whole.pth').read_bytes()[:-1000])
+    with pytest.raises(SystemExit):
+        main(['explore', model, picture, *extra, '--out', 'out/explorer.html'])
+    assert message in capsys.readouterr().err
+    assert not Path('out').exists()

@@ -1,0 +1,181 @@
+"""Files of weights: export, include, prune."""
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import yaml
+from PIL import Image
+from timm.models import save_for_hf
+
+from timm_selfconv import train
+from timm_selfconv.measure import counting
+from timm_selfconv.cli import main
+from timm_selfconv.theory import prune_heads
+
+SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
+RECIPES = Path(__file__).resolve().parents[2] / 'recipes'
+
+
+@pytest.mark.parametrize('name', ['sa_quadratic_tiny_cifar', 'sa_quadratic_tiny_cifar.from_another_net'])
+def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, folder, tmp_path, capsys, monkeypatch):
+    command = ['export', name, '--checkpoint', checkpoint, '--data', folder,
+               '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
+    main(command)
+    card = (tmp_path / 'out' / f'{name}.md').read_text()
+    assert '| seed | 42 |' in card and '| recipe | a=b |' in card
+    assert '(10 images of the test split of data, from this file' in card and 'CIFAR-10' not in card
+
+    monkeypatch.chdir(tmp_path / 'out')  # the card's snippet loads that very file
+    scope = {}
+    exec(card.split('```python')[1].split('```')[0], scope)
+    saved = safetensors.torch.load_file(f'{name}.safetensors')
+    loaded = {key: value.to(saved[key].dtype) for key, value in scope['model'].state_dict().items()}
+    torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'exists' in capsys.readouterr().err
+    assert (tmp_path / 'out' / f'{name}.md').read_text() == card
+
+
+def test_a_card_where_weights_ship_loads_them_by_name(checkpoint, folder, tmp_path):
+    output = tmp_path / 'timm_selfconv' / 'weights'
+    main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder, '--output', str(output)])
+    assert "create_model('sa_quadratic_tiny_cifar', pretrained=True).eval()" in next(output.glob('*.md')).read_text()
+
+
+def test_export_that_fails_leaves_nothing(checkpoint, tmp_path):
+    with pytest.raises(SystemExit):
+        main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', 'nowhere',
+              '--output', str(tmp_path / 'out')])
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.fixture
+def degenerate(tmp_path):
+    """Weights of a general quadratic net with a flat head in layer 1 and a stripe in layer 4."""
+    model = timm.create_model('sa_quadratic_gen_cifar', **SMALL)
+    with torch.no_grad():
+        model.blocks[1].attn.encoding.spreads[3] = 1e-4 * torch.eye(2)
+        model.blocks[4].attn.encoding.spreads[0] = torch.tensor([[1., 0.], [0., 1e-4]])
+    save_for_hf(model, tmp_path / 'net', safe_serialization=True)
+    return f"local-dir:{tmp_path / 'net'}"
+
+
+def test_prune(degenerate, tmp_path, capsys):
+    command = ['prune', degenerate, '--output', str(tmp_path / 'out' / 'pruned')]
+    main(command)
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines() if 'alike' in line or 'stripe' in line] == [
+        ['1', '3'], ['4', '0']]
+    assert '1e-08' in out and '1e+08' in out
+    full = timm.create_model(degenerate, pretrained=True).eval()
+    pruned = prune_heads(full, {1: [3], 4: [0]})
+    for counts in (counting.count(full), counting.count(pruned)):
+        assert all(f'{n:,}' in out for n in (counts.parameters, counts.linear_conv_flops, counts.flops))
+
+    scope = dict(timm=timm)
+    loaded = eval(next(line for line in out.splitlines() if line.startswith('Use it')).split(':', 1)[1].strip(), scope)
+    assert loaded.num_heads == (9, 8, 9, 9, 8, 9)
+    x = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(loaded.eval()(x), pruned(x), rtol=0, atol=0)
+
+    files = {path: path.read_bytes() for path in (tmp_path / 'out' / 'pruned').iterdir()}
+    assert {path.name for path in files} == {'config.json', 'model.safetensors'}
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'exists' in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / 'out').rglob('*') if path.is_file()} == files
+
+
+def test_include_and_what_it_says_trains_on(tmp_path, capsys):
+    source = timm.create_model('sa_quadratic_cifar', num_heads=4, num_classes=4, **SMALL).eval()
+    save_for_hf(source, tmp_path / 'net', safe_serialization=True)
+    for label in range(4):
+        (tmp_path / 'data' / 'test' / str(label)).mkdir(parents=True)
+        Image.new('RGB', (32, 32), (60 * label, 99, 7)).save(tmp_path / 'data' / 'test' / str(label) / 'picture.png')
+    net, output = f"local-dir:{tmp_path / 'net'}", str(tmp_path / 'rich')
+    command = ['include', net, 'sa_learned_content_cifar', '--output', output]
+    main(command)
+    use, line = (line.split(':', 1)[1].strip() for line in capsys.readouterr().out.splitlines())
+    rich = eval(use, dict(timm=timm)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(rich(x), source(x), rtol=1e-4, atol=1e-4)
+    main(['heads', f"local-dir:{tmp_path / 'rich'}", '--images', str(tmp_path / 'data' / 'test' / '1' / 'picture.png')])
+    assert 'residual' in capsys.readouterr().out
+
+    python, m, module, recipe, *arguments = shlex.split(line)
+    assert (python, m, module) == ('python', '-m', 'timm_selfconv.train')
+    train.main([recipe, *arguments, '--data', str(tmp_path / 'data'), '--device', 'cpu',
+                'train_split=test', 'batch_size=2', 'epochs=1', 'warmup_epochs=0', 'lr=1e-9'])
+    trained = torch.load(tmp_path / 'rich-trained' / 'last.pth.tar', weights_only=False)['state_dict']
+    torch.testing.assert_close(trained, dict(rich.state_dict()), rtol=0, atol=1e-6)  # at next to no learning rate
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'exists' in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(['include', f"local-dir:{tmp_path / 'rich'}", 'sa_quadratic_cifar', '--output', str(tmp_path / 'poor')])
+    assert 'no rung leads there' in capsys.readouterr().err and not (tmp_path / 'poor').exists()
+
+
+def test_prune_for_machines(degenerate, tmp_path, capsys):
+    main(['prune', degenerate, '--output', str(tmp_path / 'pruned'), '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert [(row['layer'], row['head dropped']) for row in result['dropped']] == [(1, 3), (4, 0)]
+    counts = counting.count(timm.create_model(result['model'], pretrained=True))
+    assert result['after'] == dataclasses.asdict(counts) and 'train.py' in result['train']
+    assert result['before']['parameters'] > result['after']['parameters']
+
+
+def test_prune_that_fails_leaves_nothing(degenerate, tmp_path, monkeypatch):
+    def full_disk(*args, **kwargs):
+        raise OSError('no space left')
+
+    monkeypatch.setattr('safetensors.torch.save_file', full_disk)
+    with pytest.raises(SystemExit):
+        main(['prune', degenerate, '--output', str(tmp_path / 'out' / 'pruned')])
+    assert list((tmp_path / 'out').iterdir()) == []
+
+
+def test_prune_the_heads_one_names(checkpoint, tmp_path, capsys):
+    command = ['prune', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--output', str(tmp_path / 'pruned')]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'nothing to prune' in capsys.readouterr().err and not (tmp_path / 'pruned').exists()
+    main([*command, '--heads', '0:1,8', '5:0'])
+    assert '1, 8' in capsys.readouterr().out
+    model = timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True)
+    assert model.num_heads == (7, 9, 9, 9, 9, 8)
+
+
+def test_what_prune_says_trains_the_pruned_net_on(degenerate, timm_scripts, tmp_path, capsys):
+    datasets = pytest.importorskip('datasets')
+    features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(num_classes=10))
+    pictures = dict(img=[Image.new('RGB', (32, 32), (60, 99, 25 * i)) for i in range(4)], label=list(range(4)))
+    for split in ('train', 'test'):
+        datasets.Dataset.from_dict(pictures, features=features).to_parquet(
+            tmp_path / 'data' / f'{split}-00000-of-00001.parquet')
+    main(['prune', degenerate, '--output', str(tmp_path / 'pruned')])
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith('Train it on'))
+    python, script, *command = shlex.split(line.split(':', 1)[1])
+    assert python == 'python' and script == 'train.py'
+    recipe = RECIPES / 'pruned.yaml'
+    assert command[0] == '-c' and Path(command[1]).read_text() == recipe.read_text()
+    for key, value in yaml.safe_load(recipe.read_text())['model_kwargs'].items():
+        assert f'{key}={value}' in command  # they would be lost
+    done = subprocess.run(
+        [sys.executable, os.path.join(timm_scripts, script), *command, '--dataset',
+         f"hfds/{tmp_path / 'data'}", '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2',
+         '--epochs', '1', '--warmup-epochs', '0', '--lr', '1e-9', '--output', str(tmp_path), '--experiment', 'run'],
+        env=dict(os.environ, HF_DATASETS_CACHE=str(tmp_path / 'cache')), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    trained = torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=False)['state_dict']
+    pruned = timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True).state_dict()
+    torch.testing.assert_close(trained, dict(pruned), rtol=0, atol=1e-6)  # at next to no learning rate
