@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, attend_in_groups, separable, separable_attention
 
 
@@ -85,21 +86,6 @@ def test_inputs_of_any_layout(layout, budget):
     tensors[2] = tensors[2].permute(0, 3, 1, 2).contiguous(memory_format=layout).permute(0, 2, 3, 1)
     with torch.no_grad():
         torch.testing.assert_close(attend_in_groups(*tensors), by_the_map(*tensors))
-
-
-def saved_bytes(attn, x):
-    """What autograd keeps for the backward pass of a layer, parameters aside."""
-    kept = {}
-    own = {p.untyped_storage().data_ptr() for p in attn.parameters()}
-
-    def pack(t):
-        if t.untyped_storage().data_ptr() not in own:
-            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        out = attn(x)
-    return sum(kept.values()), out
 
 
 def test_a_training_step_keeps_no_more_than_the_input():

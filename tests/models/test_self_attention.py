@@ -8,6 +8,7 @@ from timm.optim import param_groups_weight_decay
 from timm.utils import AttentionExtract
 
 import timm_selfconv
+from saved import saved_bytes
 
 # published sizes, to the digit
 PARAMETERS = {
@@ -144,6 +145,17 @@ def test_attention_extract_raises_where_a_fused_path_hides_the_map(name):
 def test_a_hierarchical_net_has_one_number_of_heads():
     with pytest.raises(ValueError, match=r'num_heads=\(3, 3\): needs one number'):
         timm.create_model('sa_quadratic_cifar', hierarchical=True, **dict(SMALL, num_heads=(3, 3)))
+
+
+def test_a_training_step_keeps_a_quarter_of_what_operators_keep(images):
+    model = timm.create_model('sa_quadratic_cifar', depth=1)
+    x = images(4, 3, 32, 32)
+    kept, out = saved_bytes(model, x)
+    for module in model.modules():  # who hooks a module sees it called, and all that it makes is kept
+        module.register_forward_hook(lambda module, args, out: None)
+    plain, expected = saved_bytes(model, x)
+    assert 4 * kept < plain
+    torch.testing.assert_close(out, expected)
 
 
 def test_weight_decay_skips_centres_and_spreads():

@@ -6,13 +6,14 @@
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
 - separable: position-only attention as the product of row and column factors, forward and backward.
 - windows: position-only attention that has no factors, on large grids: Gaussian heads in the key rows they look at.
-- token_attention: ``TokenAttention``, as vision transformers have it.
+- token_attention: ``TokenAttention``, as vision transformers have it. mlp: ``Mlp``, timm's, that keeps less.
 
 Nothing but torch and timm.layers is imported here.
 """
 from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores, explicit_maps
 from .axis_scores import axis_offsets, gaussian_axis_scores, precision_matrices, relative_table, resample_table
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
+from .mlp import Mlp
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
 from .separable import attend_in_groups, gather, separable_attention
 from .token_attention import TokenAttention
