@@ -73,19 +73,17 @@ def mass_ellipse(covariance: torch.Tensor, mass: float) -> Tuple[float, float, f
 
 
 def density_level(attention: torch.Tensor, mass: float) -> float:
-    """The level above which a map has its highest-density region: the fewest pixels that hold a share of it.
+    """The level from which on a map has its highest-density region: the fewest pixels that hold a share of it.
 
     Args:
         attention: One query's map, shape (H, W).
         mass: The share, between 0 and 1; pixels that tie with the last one needed are in the region too.
 
     Returns:
-        A number halfway between the smallest pixel of the region and the largest one outside, or zero.
+        The smallest value of the region, which the map compares with exactly, whatever its dtype.
     """
     values = attention.double().flatten().sort(descending=True).values
-    last = values[(values.cumsum(0) < mass * values.sum()).sum()]
-    below = values[values < last]
-    return float(last + (below[0] if len(below) else 0.)) / 2
+    return float(values[(values.cumsum(0) < mass * values.sum()).sum()])
 
 
 def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
