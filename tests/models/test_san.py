@@ -6,6 +6,7 @@ import timm
 import torch
 
 from timm_selfconv.layers.san_attention import PassBatchNorm2d
+from timm_selfconv.models import san
 
 PARAMETERS = {
     'san_pairwise_cifar': 3_737_056,
@@ -41,6 +42,19 @@ def test_any_size_that_leaves_pixels_to_reflect(name, size, images):
     reduction = 1 if 'hier' in name else 16
     assert model(images(1, 3, *size)).shape == (1, 10)
     assert model.forward_features(images(1, 3, *size)).shape == (1, 32, size[0] // reduction, size[1] // reduction)
+
+
+@pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
+@pytest.mark.parametrize('batch', [0, 1, 40])
+def test_the_stem_in_groups_gives_what_it_gives_at_once(name, batch, images, monkeypatch):
+    model, x = small(name).eval(), images(batch, 3, 32, 32)
+    monkeypatch.setattr(san, 'STEM_BYTES', 3 * 32 * 32 * 32 * 4)  # groups of 3 images
+    seen = []
+    with torch.no_grad():
+        grouped = model(x)
+        model.stem_norm.register_forward_hook(lambda module, args, out: seen.append(len(out)))
+        torch.testing.assert_close(grouped, model(x))
+    assert seen == [batch]  # who hooks a module sees it called once
 
 
 @pytest.mark.parametrize('name', PARAMETERS)

@@ -11,7 +11,8 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .axis_scores import at_least_float32
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, select_parameter
-from .separable import axis_probs, gather, must_be_plain, separable_attention
+from .onlookers import hooked, must_be_plain
+from .separable import axis_probs, gather, separable_attention
 from .windows import gaussian_windows
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
@@ -88,11 +89,6 @@ def scaled_dot_product_attention(
     if bias is not None:
         bias = bias.to(query.dtype)
     return F.scaled_dot_product_attention(query, key, value.to(query.dtype), attn_mask=bias, dropout_p=dropout_p)
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for a module's input or output."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def half_on_cpu(parameter: torch.Tensor) -> bool:

@@ -3,8 +3,7 @@ import torch
 import timm.layers
 from torch.utils.checkpoint import checkpoint
 
-from .attention import hooked
-from .separable import must_be_plain
+from .onlookers import hooked, must_be_plain
 
 __all__ = ['Mlp']
 

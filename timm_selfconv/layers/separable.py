@@ -19,6 +19,8 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
+from .onlookers import must_be_plain
+
 __all__ = ['attend_in_groups', 'gather', 'separable_attention']
 
 # bytes of what the heads of a group hold: on a CPU a share of the cache, elsewhere of the memory
@@ -66,13 +68,6 @@ def plain_attention(
 ) -> torch.Tensor:
     """:func:`separable_attention` operator by operator."""
     return F.linear(gather(row_probs, col_probs, x).flatten(3), weight, bias)
-
-
-def must_be_plain(x: torch.Tensor) -> bool:
-    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform."""
-    return (
-        torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
 
 
 def traced(x: torch.Tensor) -> bool:

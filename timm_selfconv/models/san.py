@@ -19,11 +19,13 @@ import torch.nn.functional as F
 from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 
-from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
+from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d, hooked, must_be_plain
 from ._base import ZooNet
 from ._cfg import build_net, cifar_cfgs
 
 __all__ = ['SAN']
+
+STEM_BYTES = 2 ** 21  # of what the stem makes of a group of images
 
 
 @contextlib.contextmanager
@@ -132,9 +134,10 @@ class SAN(ZooNet):
         self.stem = PointwiseConv2d(in_chans, channels[0], bias=False, **dd)
         self.stem_norm = nn.BatchNorm2d(channels[0], **dd)
         self.stem_act = nn.ReLU(inplace=True)
+        self.stem_pool = nn.Identity() if hierarchical else nn.MaxPool2d(2)
         self.stages: Any = nn.ModuleList([  # which does not show its stages' attributes
-            Stage(in_chs, dim, 0 if hierarchical else depth, kind, pool=not hierarchical, **dd)
-            for in_chs, dim, depth in zip(channels[:1] + channels, channels, depths)
+            Stage(in_chs, dim, 0 if hierarchical else depth, kind, pool=not hierarchical and i > 0, **dd)
+            for i, (in_chs, dim, depth) in enumerate(zip(channels[:1] + channels, channels, depths))
         ])
         self.shared_blocks = nn.ModuleList([
             Bottleneck(channels[0], kind, qkv_bias=False, passes=len(channels), **dd)
@@ -153,6 +156,19 @@ class SAN(ZooNet):
             (r'^stages\.(\d+)\.(?:conv)', (0,)),
             (r'^stages\.(\d+)\.(?:norm)', (99999,)),
         ])
+
+    def _pass_stem(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stem_pool(self.stem_act(self.stem_norm(self.stem(x))))
+
+    @torch.jit.unused
+    def _pass_stem_in_groups(self, x: torch.Tensor) -> torch.Tensor:
+        """The stem of images x, a few at a time where nobody looks on: at full resolution, a batch leaves the cache."""
+        modules = self.stem, self.stem_norm, self.stem_act, self.stem_pool
+        if (self.training or torch.is_grad_enabled() or x.device.type != 'cpu' or must_be_plain(x)
+                or any(map(hooked, modules))):
+            return self._pass_stem(x)
+        images = max(1, STEM_BYTES // (self.stem.out_channels * x.shape[2] * x.shape[3] * x.element_size()))
+        return torch.cat([self._pass_stem(group) for group in x.split(images)])
 
     def _pass_stage(
             self,
@@ -186,7 +202,7 @@ class SAN(ZooNet):
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         # nearly all that follows is matrix products over the channels of a pixel
         x = self.check_images(x).contiguous(memory_format=torch.channels_last)
-        x = self.stem_act(self.stem_norm(self.stem(x)))
+        x = self._pass_stem(x) if torch.jit.is_scripting() else self._pass_stem_in_groups(x)
         key: Optional[torch.Tensor] = None
         taken: List[torch.Tensor] = []
         for i in range(stop):

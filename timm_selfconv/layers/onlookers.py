@@ -1,0 +1,15 @@
+"""Who looks on while a net computes, so that it must go the plain way."""
+import torch
+import torch.nn as nn
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for a module's input or output."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def must_be_plain(x: torch.Tensor) -> bool:
+    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform."""
+    return (
+        torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
