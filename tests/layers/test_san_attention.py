@@ -120,6 +120,11 @@ def test_pointwise_convolution_in_bfloat16_makes_no_copies_of_its_weight(layout)
     assert max(map(math.prod, shapes)) == x.numel()
 
 
+def test_pointwise_convolution_of_no_images_in_bfloat16():
+    with torch.autocast('cpu', torch.bfloat16):
+        assert PointwiseConv2d(32, 24)(torch.zeros(0, 32, 3, 5)).shape == (0, 24, 3, 5)
+
+
 def test_pointwise_convolution_in_bfloat16_and_its_gradients():
     conv, x = PointwiseConv2d(32, 24), images(4, 32, 3, 5).float().requires_grad_()
     wanted = F.conv2d(x, conv.weight, conv.bias)

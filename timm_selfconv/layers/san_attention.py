@@ -97,7 +97,7 @@ def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor
         if half and x.device.type == 'cpu' and not torch.jit.is_tracing() and not torch.compiler.is_compiling():
             # as one matrix: of a grid that is not channels last, torch would copy the weight for every row
             rows = F.linear(x.permute(0, 2, 3, 1).flatten(0, 2), weight.flatten(1), bias)
-            return rows.view(x.shape[0], x.shape[2], x.shape[3], -1).permute(0, 3, 1, 2)
+            return rows.view(x.shape[0], x.shape[2], x.shape[3], weight.shape[0]).permute(0, 3, 1, 2)
     return F.conv2d(x, weight, bias)
 
 
