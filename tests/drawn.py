@@ -1,0 +1,32 @@
+"""What tests of figures share: small nets, and what a figure shows."""
+import numpy as np
+import timm
+import torch
+
+SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
+
+
+def random_maps(*shape):
+    return torch.rand(*shape).flatten(-2).softmax(-1).view(shape)
+
+
+def panels(figure):
+    """Images that a figure shows, in the order they were drawn, but for colour bars."""
+    return [np.asarray(ax.images[0].get_array()) for ax in figure.axes if ax.images]
+
+
+def texts(figure):
+    return [t.get_text() for t in figure.texts]
+
+
+def quadratic_net(encoding='quadratic'):
+    torch.manual_seed(0)
+    net = timm.create_model('sa_quadratic_cifar', num_heads=2, encoding=encoding, **SMALL)
+    with torch.no_grad():
+        for block in net.blocks:
+            block.attn.encoding.centers.copy_(torch.tensor([[1., -2.], [3., 0.5]]))
+            if encoding == 'quadratic':
+                block.attn.encoding.spreads.copy_(torch.tensor([0.5, -2.]))  # its sign says nothing
+            else:
+                block.attn.encoding.spreads.copy_(torch.tensor([[[2., 1.], [0., 1.]], [[1., 0.], [0., 0.]]]))
+    return net

@@ -1,0 +1,171 @@
+import io
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import example, given, settings, strategies as st
+from matplotlib.patches import Ellipse, Rectangle
+from matplotlib.path import Path
+from PIL import Image
+
+from drawn import SMALL, quadratic_net, texts
+from timm_selfconv.look import figures
+
+
+def test_radius_holds_its_share_of_a_gaussian():
+    assert figures.mass_radius(0.5) == pytest.approx(1.1774100)  # sqrt(2 ln 2)
+    assert figures.mass_radius(0.9) == pytest.approx(2.1459660)  # sqrt(2 ln 10)
+    torch.manual_seed(0)
+    distance = torch.randn(200_000, 2).norm(dim=1)
+    for mass in (0.1, 0.5, 0.9):
+        assert (distance < figures.mass_radius(mass)).double().mean().item() == pytest.approx(mass, abs=0.005)
+    for mass in (0., 1., -1):
+        with pytest.raises(ValueError, match=f'mass={mass!r}: needs a number between 0 and 1'):
+            figures.mass_radius(mass)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0.1, 9.), st.floats(0.1, 9.), st.floats(-3.1, 3.1))
+def test_ellipse_of_a_turned_gaussian(first, second, angle):
+    """Half-axes are the radius over the roots of the precision's eigenvalues; the density is the same all along."""
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]).double()
+    precision = turn @ torch.diag(torch.tensor([first, second]).double()) @ turn.T
+    long, short, tilt = figures.mass_ellipse(precision.inverse(), 0.9)
+    radius = math.sqrt(2 * math.log(10))
+    assert long == pytest.approx(radius / math.sqrt(min(first, second)), rel=1e-6)
+    assert short == pytest.approx(radius / math.sqrt(max(first, second)), rel=1e-6)
+    for t in (0., 1., 2.5, 4.):
+        along, across = long * math.cos(t), short * math.sin(t)
+        col = along * math.cos(tilt) - across * math.sin(tilt)
+        row = along * math.sin(tilt) + across * math.cos(tilt)
+        point = torch.tensor([row, col]).double()
+        assert float(point @ precision @ point) == pytest.approx(radius ** 2, rel=1e-6)
+
+
+def test_drawn_circles_are_the_encodings_gaussians():
+    blobs = figures.encoding_blobs(quadratic_net())
+    torch.testing.assert_close(blobs[1].covariances, torch.stack([4 * torch.eye(2), 0.25 * torch.eye(2)]).double())
+    figure = figures.figure_centers(blobs, (8, 10), 'a net')
+    assert len(figure.axes) == 2 and texts(figure)[1].startswith('a net\n')
+    for ax in figure.axes:
+        border, = (p for p in ax.patches if isinstance(p, Rectangle))
+        assert (*border.get_xy(), border.get_width(), border.get_height()) == (-5.5, -4.5, 10, 8)  # query in (4, 5)
+        ellipses = [p for p in ax.patches if isinstance(p, Ellipse)]
+        half, most = figures.mass_radius(0.5), figures.mass_radius(0.9)
+        assert [e.center for e in ellipses] == [(-2., 1.)] * 2 + [(0.5, 3.)] * 2  # column first, as axes have it
+        for ellipse, radius in zip(ellipses, (2 * half, 2 * most, half / 2, most / 2)):
+            assert ellipse.width == pytest.approx(2 * radius) and ellipse.height == pytest.approx(2 * radius)
+        query, *dots = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in ax.lines]
+        assert query == (0., 0.) and dots == [(-2., 1.), (0.5, 3.)]
+        assert ax.get_ylim()[0] > ax.get_ylim()[1]  # rows run downwards
+        assert ax.get_xlim()[0] < -2 and ax.get_ylim()[0] > 3
+
+
+def test_circles_end_at_the_grid_and_centres_outside_stand_at_the_edge():
+    blobs = figures.Blobs(torch.tensor([[0., 3.], [-2., 40.]]).double(), 4 * torch.eye(2).double().expand(2, 2, 2))
+    figure = figures.figure_centers([blobs], (8, 8))
+    ax, = figure.axes
+    _, inside, outside = ax.lines
+    assert inside.get_fillstyle() == 'full' and outside.get_fillstyle() == 'none'
+    assert (outside.get_xdata()[0], outside.get_ydata()[0]) == (ax.get_xlim()[1], -2.)
+    figure.savefig(pixels := io.BytesIO(), format='png', dpi=200)
+    drawn = np.asarray(Image.open(pixels).convert('RGB')).astype(int)
+    violet = np.abs(drawn - [0x33, 0x22, 0x88]).max(-1) < 40
+    figure.draw_without_rendering()
+    right = (ax.transData.transform((3.5, 0))[0]) / figure.dpi * 200
+    left = (ax.transData.transform((-4.5, 0))[0]) / figure.dpi * 200
+    above_legend = violet[:int(0.8 * len(violet))]
+    assert above_legend[:, int(left):int(right) - 12].any() and not above_legend[:, int(right) + 12:].any()
+
+
+def test_drawn_ellipses_are_the_full_precisions():
+    blobs, _ = figures.encoding_blobs(quadratic_net('quadratic_gen'))
+    root = torch.tensor([[2., 1.], [0., 1.]]).double()
+    torch.testing.assert_close(blobs.covariances[0].inverse(), root @ root.T)
+    flat = blobs.covariances[1]
+    assert flat[0, 0].item() == pytest.approx(1.) and flat[1, 1].item() == pytest.approx(1e8)
+    ellipse = next(p for p in figures.figure_centers([blobs], (8, 8)).axes[0].patches if isinstance(p, Ellipse))
+    eigenvalues, vectors = np.linalg.eigh((root @ root.T).numpy())
+    assert ellipse.width == pytest.approx(2 * figures.mass_radius(0.5) / math.sqrt(eigenvalues[0]))
+    assert ellipse.height == pytest.approx(2 * figures.mass_radius(0.5) / math.sqrt(eigenvalues[1]))
+    direction = math.radians(ellipse.angle)
+    along = np.array([math.sin(direction), math.cos(direction)])  # row, column
+    assert abs(along @ vectors[:, 0]) == pytest.approx(1.)
+
+
+@example(1, 2, 2.220446049250313e-16, 0.5, 1)  # two values between which there is no number
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 5), st.integers(1, 6), st.floats(0., 30.), st.floats(0.05, 0.95), st.integers(0, 2 ** 31))
+def test_the_region_is_the_fewest_pixels_that_hold_the_share(height, width, gain, mass, seed):
+    scores = gain * torch.randn(height, width, generator=torch.Generator().manual_seed(seed)).double()
+    attention = scores.flatten().softmax(0).view(height, width)
+    inside = attention[attention >= figures.density_level(attention, mass)]
+    assert inside.sum() >= mass - 1e-12 and inside[inside > inside.min()].sum() < mass
+
+
+def test_pixels_that_tie_are_inside_together():
+    assert figures.density_level(torch.full((2, 3), 1 / 6), 0.5) == pytest.approx(1 / 6)
+    assert figures.density_level(torch.tensor([[0.4, 0.25, 0.25, 0.1]]), 0.5) == pytest.approx(0.25)
+
+
+def test_drawn_lines_are_around_the_pixels_of_the_region():
+    torch.manual_seed(0)
+    maps = (3 * torch.randn(2, 4, 5, 20)).softmax(-1).view(2, 4, 5, 4, 5)
+    ax, = figures.figure_regions([maps], (3, 1), 'small; ', 'a net').axes
+    dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines[1:]]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1] and len(ax.collections) == 2
+    for attention, lines, dot in zip(maps[:, 3, 1], ax.collections, dots):
+        rings = [Path(polygon) for path in lines.get_paths() for polygon in path.to_polygons()]
+        held = 0.
+        for i in range(4):
+            for j in range(5):
+                inside = sum(ring.contains_point((j - 1, i - 3)) for ring in rings) % 2 == 1
+                assert inside == bool(attention[i, j] >= figures.density_level(attention, 0.5))
+                held += float(attention[i, j]) if inside else 0.
+        assert held >= 0.5
+        assert attention[int(dot[1]) + 3, int(dot[0]) + 1] == attention.max()
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(encoding='learned'), dict(encoding='quadratic', terms=('content', 'position')),
+    dict(encoding='absolute', terms=('content',))])
+def test_other_nets_have_no_gaussians_of_their_own(kwargs):
+    assert figures.encoding_blobs(timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs)) is None
+
+
+def save_checkpoint(net, folder, epoch, name=None):
+    state = dict(epoch=epoch, arch='sa_quadratic_cifar', state_dict=net.state_dict())
+    torch.save(state, folder / f'checkpoint-{epoch if name is None else name}.pth.tar')
+
+
+def test_training_is_drawn_in_order_of_epochs(tmp_path):
+    net = quadratic_net()
+    for epoch in (9, 10, 2, 0):  # by name 10 comes before 2
+        with torch.no_grad():
+            net.blocks[0].attn.encoding.centers.fill_(epoch)
+        save_checkpoint(net, tmp_path, epoch)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    history = figures.training_blobs(net, tmp_path)
+    assert {k: v[0].centers[0, 0].item() for k, v in history.items()} == {1: 0, 3: 2, 10: 9, 11: 10}
+    assert list(history) == [1, 3, 10, 11]
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+    assert list(figures.training_blobs(net, tmp_path, columns=2)) == [1, 11]
+    assert list(figures.training_blobs(net, tmp_path, columns=1)) == [11]
+    figure = figures.figure_training(history, (32, 32))
+    assert len(figure.axes) == 2 * 4  # layers, epochs
+    assert [ax.get_title() for ax in figure.axes[:4]] == [
+        'after 1 epoch', 'after 3 epochs', 'after 10 epochs', 'after 11 epochs']
+    assert [ax.lines[1].get_xdata()[0] for ax in figure.axes[:4]] == [0, 2, 9, 10]
+
+
+def test_training_of_something_else_is_refused(tmp_path):
+    net = quadratic_net()
+    with pytest.raises(ValueError, match=r'run=.*needs a folder with checkpoint-\*'):
+        figures.training_blobs(net, tmp_path)
+    save_checkpoint(timm.create_model('resnet_tiny_cifar'), tmp_path, 0)
+    with pytest.raises(ValueError, match=r'run=.*is of another net than SelfAttentionNet'):
+        figures.training_blobs(net, tmp_path)
+    with pytest.raises(ValueError, match='model=SelfAttentionNet: its centres are no parameters'):
+        figures.training_blobs(timm.create_model('sa_learned_cifar', **SMALL), tmp_path)
