@@ -2,6 +2,8 @@
 import pytest
 import timm
 import torch
+from timm.models._features_fx import get_notrace_functions, get_notrace_modules
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 from tiny_nets import TINY
 
@@ -17,6 +19,19 @@ def test_no_images_give_no_logits(name):
     model, x = timm.create_model(name, **TINY[name]), torch.randn(0, 3, 32, 32)
     assert model.eval()(x).shape == (0, 10)
     assert model.train()(x).shape == (0, 10)
+
+
+@pytest.mark.parametrize('name', TINY)
+@pytest.mark.parametrize('grad', [True, False])
+def test_symbolic_traces_compute_the_same(name, grad):
+    """As in timm's own test of fx, which runs in a process of its own; with and without a gradient."""
+    model, x = timm.create_model(name, **TINY[name]).eval(), torch.randn(2, 3, 32, 32)
+    how = dict(leaf_modules=get_notrace_modules(), autowrap_functions=get_notrace_functions(), param_shapes_constant=True)
+    with torch.set_grad_enabled(grad):
+        last = [names[-1] for names in get_graph_node_names(model, tracer_kwargs=how)]
+        traced = create_feature_extractor(
+            model, train_return_nodes=last[:1], eval_return_nodes=last[1:], tracer_kwargs=how)
+        torch.testing.assert_close(traced.eval()(x)[last[1]], model(x))
 
 
 @pytest.mark.parametrize('name', [name for name in TINY if 'resnet' not in name])

@@ -9,7 +9,10 @@ def hooked(module: nn.Module) -> bool:
 
 
 def must_be_plain(x: torch.Tensor) -> bool:
-    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform."""
+    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform.
+
+    Ask this first: no condition may hang on what fx's stand-in for x has, its device or shape.
+    """
     return (
         torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
