@@ -26,7 +26,8 @@ def test_no_images_give_no_logits(name):
 def test_symbolic_traces_compute_the_same(name, grad):
     """As in timm's own test of fx, which runs in a process of its own; with and without a gradient."""
     model, x = timm.create_model(name, **TINY[name]).eval(), torch.randn(2, 3, 32, 32)
-    how = dict(leaf_modules=get_notrace_modules(), autowrap_functions=get_notrace_functions(), param_shapes_constant=True)
+    how = dict(
+        leaf_modules=get_notrace_modules(), autowrap_functions=get_notrace_functions(), param_shapes_constant=True)
     with torch.set_grad_enabled(grad):
         last = [names[-1] for names in get_graph_node_names(model, tracer_kwargs=how)]
         traced = create_feature_extractor(
