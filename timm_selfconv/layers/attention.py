@@ -11,6 +11,7 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .axis_scores import at_least_float32
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, select_parameter
+from .linear import Linear
 from .onlookers import hooked, must_be_plain
 from .separable import axis_probs, gather, separable_attention
 from .windows import gaussian_windows
@@ -186,12 +187,12 @@ class SelfAttention2d(nn.Module):
             else:
                 module = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
         self.encoding = module
-        self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
-        self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
+        self.query = Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
+        self.key = Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
         self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd)) if 'key_bias' in terms else None
         self.attn_drop = nn.Dropout(attn_drop)
-        self.value = nn.Linear(num_heads * dim, dim, **dd)
-        self.proj = nn.Linear(dim, dim, **dd) if proj else nn.Identity()
+        self.value = Linear(num_heads * dim, dim, **dd)
+        self.proj = Linear(dim, dim, **dd) if proj else nn.Identity()
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 
@@ -332,7 +333,7 @@ class SelfAttention2d(nn.Module):
         rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
         if not torch.jit.is_scripting():
-            if type(self.value) is nn.Linear and not hooked(self.value):  # weight and bias say all about it
+            if type(self.value) is Linear and not hooked(self.value):  # weight and bias say all about it
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self.value(gather(row_probs, col_probs, x).flatten(3))
 

@@ -1,8 +1,12 @@
 """The MLP of a transformer layer, which keeps less for the backward pass."""
+from typing import Any
+
 import torch
+import torch.nn as nn
 import timm.layers
 from torch.utils.checkpoint import checkpoint
 
+from .linear import Linear
 from .onlookers import hooked, must_be_plain
 
 __all__ = ['Mlp']
@@ -13,6 +17,12 @@ class Mlp(timm.layers.Mlp):
 
     Kept, it would be a sixth of all that a layer of position-only attention keeps in a training step.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for layer in (self.fc1, self.fc2):
+            if type(layer) is nn.Linear:
+                layer.__class__ = Linear
 
     def output(self, x: torch.Tensor) -> torch.Tensor:
         """What hidden channels x, shape (..., hidden_features), give, shape (..., out_features)."""

@@ -16,3 +16,8 @@ def must_be_plain(x: torch.Tensor) -> bool:
     return (
         torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
+
+
+def traced(x: torch.Tensor) -> bool:
+    """Whether every operator on x must show, to autograd too."""
+    return must_be_plain(x) or (torch.is_grad_enabled() and x.requires_grad)

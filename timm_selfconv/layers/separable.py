@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
+from .linear import linear, weight_gradient
 from .onlookers import must_be_plain
 
 __all__ = ['attend_in_groups', 'gather', 'separable_attention']
@@ -26,7 +27,6 @@ __all__ = ['attend_in_groups', 'gather', 'separable_attention']
 # bytes of what the heads of a group hold: on a CPU a share of the cache, elsewhere of the memory
 CPU_BYTES = 8 * 2 ** 20
 DEVICE_BYTES = 2 ** 30
-ONEDNN = torch.backends.mkldnn.is_available()
 
 
 @torch.fx.wrap
@@ -68,39 +68,6 @@ def plain_attention(
 ) -> torch.Tensor:
     """:func:`separable_attention` operator by operator."""
     return F.linear(gather(row_probs, col_probs, x).flatten(3), weight, bias)
-
-
-def traced(x: torch.Tensor) -> bool:
-    """Whether every operator must show, to autograd too."""
-    return must_be_plain(x) or (torch.is_grad_enabled() and x.requires_grad)
-
-
-def through_onednn(x: torch.Tensor) -> bool:
-    """Whether oneDNN is faster at products with x than torch's own choice, and nobody looks on.
-
-    That choice is MKL in float32, which uses half of the width of vectors on processors that are not Intel's.
-    """
-    return (ONEDNN and x.device.type == 'cpu' and x.dtype == torch.float32 and x.numel() > 0
-            and not torch.is_autocast_enabled('cpu') and not traced(x))
-
-
-def linear(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor] = None,
-        out: Optional[torch.Tensor] = None,
-) -> torch.Tensor:
-    """`F.linear` of contiguous x and weight by the faster library; without a bias it may be written to ``out``."""
-    if through_onednn(x):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
-    return F.linear(x, weight, bias) if out is None else torch.mm(x, weight.T, out=out)
-
-
-def weight_gradient(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Gradient ``grad' x`` of :func:`linear` with respect to its weight, for matrices; it may be written to ``out``."""
-    if through_onednn(x):
-        return linear(grad.T.contiguous(), x.T.contiguous())
-    return torch.mm(grad.T, x, out=out)
 
 
 def group_size(x: torch.Tensor, heads: int, channels: int) -> Tuple[int, int]:

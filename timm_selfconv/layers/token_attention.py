@@ -7,6 +7,8 @@ import torch.nn.functional as F
 
 from timm.layers import use_fused_attn
 
+from .linear import Linear
+
 __all__ = ['TokenAttention']
 
 
@@ -35,11 +37,11 @@ class TokenAttention(nn.Module):
         self.num_heads = num_heads
         self.scale = dim ** -0.5
         self.fused_attn = use_fused_attn()
-        self.query = nn.Linear(dim, num_heads * dim, bias=False, **dd)
-        self.key = nn.Linear(dim, num_heads * dim, bias=False, **dd)
-        self.value = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.query = Linear(dim, num_heads * dim, bias=False, **dd)
+        self.key = Linear(dim, num_heads * dim, bias=False, **dd)
+        self.value = Linear(dim, num_heads * dim, bias=False, **dd)
         self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(num_heads * dim, dim, **dd)
+        self.proj = Linear(num_heads * dim, dim, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:

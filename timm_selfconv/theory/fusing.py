@@ -16,7 +16,9 @@ import torch
 import torch.nn as nn
 
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.separable import group_size, images_inside, linear, traced
+from timm_selfconv.layers.linear import linear
+from timm_selfconv.layers.onlookers import traced
+from timm_selfconv.layers.separable import group_size, images_inside
 
 __all__ = ['FusedAttention2d', 'fuse', 'low_rank']
 
@@ -76,13 +78,6 @@ def head_factors(rows: torch.Tensor, cols: torch.Tensor, tolerance: float, dim: 
     full = height * width * (dim + axis_cost * (height + width))
     axes = r1 * width * (height + r2) + height * r2 * (r1 + width)
     return Head(v1, v2, u1, u2) if r1 * r2 * dim + axis_cost * axes < full else Head(None, None, rows, cols)
-
-
-class FusedLinear(nn.Linear):
-    """See `layers.separable.linear`."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 class FusedAttention2d(nn.Module):
@@ -226,8 +221,8 @@ def fuse(model: nn.Module, tolerance: Optional[float] = None) -> nn.Module:
     """A copy of a net for inference, its logits equal to rounding; with a tolerance faster, and as near as that says.
 
     In every attention layer the Linear after the value product is folded into it. Layers that attend by position alone
-    through row and column factors (quadratic and learned encodings) compute these once for a grid size. Linear layers
-    take the fastest kernel there is on a CPU. Norms and residuals stay as they are.
+    through row and column factors (quadratic and learned encodings) compute these once for a grid size. The rest stays
+    as it is.
 
     Args:
         model: A net with :class:`SelfAttention2d` layers: any of ours with any encoding and terms, made by
@@ -254,6 +249,4 @@ def fuse(model: nn.Module, tolerance: Optional[float] = None) -> nn.Module:
     for name, module in list(fused.named_modules(remove_duplicate=False)):
         if module in layers and name:
             fused.set_submodule(name, layers[module])
-        elif type(module) is nn.Linear:
-            module.__class__ = FusedLinear
     return layers[fused] if isinstance(fused, SelfAttention2d) else fused
