@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 import torch.nn as nn
+from torch.profiler import profile
 
 from timm_selfconv.measure.bench import Speed, bench, bench_nets, gemm_limit, linear_shapes, peak_memory, released, \
     take_turns
@@ -55,6 +56,16 @@ def test_the_released_algorithm_gives_the_nets_logits(kwargs, images):
     plain, x = released(model), images(2, 3, 32, 32).double()
     with torch.no_grad():
         torch.testing.assert_close(plain(x), model(x))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='torch without oneDNN')
+def test_the_released_algorithm_has_torchs_own_linear_layers(images):
+    model, called = timm.create_model('sa_learned_content_cifar', **SMALL).eval(), []
+    for net in (released(model), model):
+        with torch.inference_mode(), profile() as seen:
+            net(images(2, 3, 32, 32))
+        called.append(any(event.key == 'mkldnn::_linear_pointwise' for event in seen.key_averages()))
+    assert called == [False, True]
 
 
 def test_gradients_are_equal_too(images):
