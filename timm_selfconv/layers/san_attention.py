@@ -48,7 +48,9 @@ def pairwise_relation(
     places = footprint(place, kernel_size, stride, dilation)
     pairs: List[torch.Tensor] = []
     for i in range(len(keys)):
-        pairs.append(torch.cat([query - keys[i], (centre - places[i]).expand(key.shape[0], -1, -1, -1)], dim=1))
+        there = (centre - places[i]).expand(key.shape[0], -1, -1, -1)
+        # the one of the two that has no memory format of its own: pairs keep that of queries and keys
+        pairs.append(torch.cat([query - keys[i], there.contiguous(memory_format=torch.channels_last)], dim=1))
     return torch.cat(pairs, dim=2)
 
 
