@@ -73,9 +73,9 @@ def released(model: SelfAttentionNet) -> SelfAttentionNet:
     model = copy.deepcopy(model)
     for block in model.blocks:
         block.attn = ReleasedAttention(block.attn)
-    for module in model.modules():
-        if type(module) is Linear:
-            module.__class__ = nn.Linear
+    ours: Any = [m for m in model.modules() if type(m) is Linear]
+    for layer in ours:
+        layer.__class__ = nn.Linear
     return model
 
 
