@@ -116,3 +116,13 @@ def test_tracers_transforms_and_compilers_see_operators():
     torch.testing.assert_close(compiled(*tensors), expected)
     graph = torch.fx.symbolic_trace(lambda r, c, x, w, b: separable_attention(r, c, x, w, b))
     torch.testing.assert_close(graph(*tensors), expected)
+
+
+def test_torchs_own_linear_layer_may_take_the_place_of_the_values(monkeypatch):
+    attn, x, calls = SelfAttention2d(4, 3, grid_size=(3, 3)), torch.randn(2, 3, 3, 4), []
+    wanted = attn(x)
+    attn.value.__class__ = torch.nn.Linear
+    monkeypatch.setattr(
+        'timm_selfconv.layers.attention.separable_attention', lambda *args: calls.append(1) or separable_attention(*args))
+    torch.testing.assert_close(attn(x), wanted)
+    assert calls == [1]

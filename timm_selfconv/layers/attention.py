@@ -333,7 +333,8 @@ class SelfAttention2d(nn.Module):
         rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
         if not torch.jit.is_scripting():
-            if type(self.value) is Linear and not hooked(self.value):  # weight and bias say all about it
+            # of these two weight and bias say all
+            if type(self.value) in (Linear, nn.Linear) and not hooked(self.value):
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self.value(gather(row_probs, col_probs, x).flatten(3))
 

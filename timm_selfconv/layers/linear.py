@@ -21,8 +21,8 @@ def through_onednn(*tensors: torch.Tensor) -> bool:
     """
     x = tensors[0]
     return (
-        ONEDNN and not any(map(traced, tensors)) and x.device.type == 'cpu' and x.dtype == torch.float32
-        and x.numel() > 0 and not torch.is_autocast_enabled('cpu')
+        ONEDNN and x.dtype == torch.float32 and x.device.type == 'cpu' and x.numel() > 0
+        and not torch.is_autocast_enabled('cpu') and not any(map(traced, tensors))
         and torch._C._len_torch_dispatch_stack() == 0)  # who counts products does not know its operator
 
 
