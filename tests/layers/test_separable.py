@@ -123,6 +123,7 @@ def test_torchs_own_linear_layer_may_take_the_place_of_the_values(monkeypatch):
     wanted = attn(x)
     attn.value.__class__ = torch.nn.Linear
     monkeypatch.setattr(
-        'timm_selfconv.layers.attention.separable_attention', lambda *args: calls.append(1) or separable_attention(*args))
+        'timm_selfconv.layers.attention.separable_attention',
+        lambda *args: calls.append(1) or separable_attention(*args))
     torch.testing.assert_close(attn(x), wanted)
     assert calls == [1]
