@@ -96,8 +96,9 @@ def test_attention_is_the_definition(kind, kwargs):
 def test_passes_have_statistics_of_their_own_and_meet_the_keys_they_are_given(kind):
     attn = attention(kind, passes=3)
     x, other = images(1, 32, 4, 5), images(2, 32, 4, 5)[1:]
-    for i in range(3):
-        torch.testing.assert_close(attn(x, None, i)[0], reference(attn, x, i))
+    for i, grad in itertools.product(range(3), (True, False)):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(attn(x, None, i)[0], reference(attn, x, i))
     key = attn(other)[1]
     out, same = attn(x, key, 1)
     assert same is key
@@ -108,6 +109,41 @@ def test_passes_have_statistics_of_their_own_and_meet_the_keys_they_are_given(ki
     query, value = parts[:, :attn.query_dim], parts[:, attn.query_dim:rows]
     torch.testing.assert_close(out, aggregate(value, attn.weights(query, mixed, 1), 3))
     assert not torch.allclose(out, attn(x, None, 1)[0])
+
+
+@pytest.mark.parametrize('name', ['norm1', 'weight1', 'norm2', 'weight2', 'position'])
+def test_without_gradients_a_module_that_is_hooked_or_replaced_still_counts(name):
+    class Negated(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module, self.weight, self.bias = module, module.weight, module.bias
+
+        def forward(self, *args):
+            return -self.module(*args)
+
+    attn, x = attention(), images(2, 32, 4, 5)
+    was = attn(x)[0]
+    handle = getattr(attn, name).register_forward_hook(lambda module, args, out: -out)
+    wanted = attn(x)[0]
+    assert not torch.allclose(wanted, was)
+    with torch.no_grad():
+        torch.testing.assert_close(attn(x)[0], wanted)
+        handle.remove()
+        torch.testing.assert_close(attn(x)[0], was)
+        setattr(attn, name, Negated(getattr(attn, name)))
+        torch.testing.assert_close(attn(x)[0], wanted)
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+def test_without_gradients_no_images_and_autocast(kind):
+    attn, x = attention(kind).float(), images(20, 32, 16, 4).float()
+    with torch.no_grad():
+        assert attn(x[:0])[0].shape == (0, 8, 16, 4)
+        wanted = attn(x)[0]
+        with torch.autocast('cpu', torch.bfloat16):
+            out = attn(x)[0]
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), wanted, rtol=0.03, atol=0.03 * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])

@@ -57,6 +57,16 @@ def test_the_stem_in_groups_gives_what_it_gives_at_once(name, batch, images, mon
     assert seen == [batch]  # who hooks a module sees it called once
 
 
+@pytest.mark.parametrize('grad', [True, False])
+def test_a_hook_keeps_what_a_convolution_made(grad, images):
+    model, x, seen = small('san_patchwise_cifar').eval(), images(2, 3, 32, 32), []
+    block = model.stages[0].blocks[0]
+    block.conv.register_forward_hook(lambda module, args, out: seen.append((out, out.clone())))
+    with torch.set_grad_enabled(grad):
+        model(x)
+    assert torch.equal(*seen[0])
+
+
 @pytest.mark.parametrize('name', PARAMETERS)
 def test_images_that_do_not_fit_are_named(name, images):
     smallest = 2 if 'hier' in name else 32

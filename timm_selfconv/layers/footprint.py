@@ -181,6 +181,7 @@ def aggregate(
     if not torch.jit.is_scripting():
         if not torch.jit.is_tracing() and not torch.compiler.is_compiling():
             # fewer images make no long runs, and the rows of a larger grid are long themselves
-            if torch.is_grad_enabled() or (value.shape[0] >= 16 and value.shape[3] < 16):
+            short = value.shape[3] * value.element_size() < 64
+            if torch.is_grad_enabled() or (value.shape[0] >= 16 and short):
                 return WeightedSum.apply(value, weights, kernel_size, stride, dilation)
     return weighted_sum(value, weights, kernel_size, stride, dilation)

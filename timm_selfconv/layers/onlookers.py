@@ -18,6 +18,11 @@ def must_be_plain(x: torch.Tensor) -> bool:
         or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
 
 
+def counted() -> bool:
+    """Whether every operator is reported, as to torch's counter of FLOPs."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def traced(x: torch.Tensor) -> bool:
     """Whether every operator on x must show, to autograd too."""
     return must_be_plain(x) or (torch.is_grad_enabled() and x.requires_grad)

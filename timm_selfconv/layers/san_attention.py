@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function
 
 from .footprint import aggregate, footprint
+from .linear import linear, through_onednn
+from .onlookers import counted, hooked, must_be_plain
 
 __all__ = [
     'PassBatchNorm2d', 'PointwiseConv2d', 'SanAttention2d', 'pairwise_relation', 'patchwise_relation',
@@ -92,13 +94,14 @@ def pixel_coordinates(height: int, width: int, like: torch.Tensor) -> torch.Tens
 def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     """1x1 convolution of x, shape (B, C, H, W), by the operator that a CPU is fastest at.
 
-    In float32 that is the convolution, in bfloat16 the matrix product, whose backward pass takes a quarter of the time.
+    With gradients in float32 that is the convolution, elsewhere the matrix product: its backward pass in bfloat16 takes
+    a quarter of the time.
     """
     if not torch.jit.is_scripting():
-        half = x.dtype == torch.bfloat16 or torch.is_autocast_enabled('cpu')
-        if half and x.device.type == 'cpu' and not torch.jit.is_tracing() and not torch.compiler.is_compiling():
+        as_matrix = x.dtype == torch.bfloat16 or torch.is_autocast_enabled('cpu') or through_onednn(x, weight)
+        if as_matrix and x.device.type == 'cpu' and not torch.jit.is_tracing() and not torch.compiler.is_compiling():
             # as one matrix: of a grid that is not channels last, torch would copy the weight for every row
-            rows = F.linear(x.permute(0, 2, 3, 1).flatten(0, 2), weight.flatten(1), bias)
+            rows = linear(x.permute(0, 2, 3, 1).flatten(0, 2), weight.flatten(1), bias)
             return rows.view(x.shape[0], x.shape[2], x.shape[3], weight.shape[0]).permute(0, 3, 1, 2)
     return F.conv2d(x, weight, bias)
 
@@ -144,6 +147,11 @@ class PassBatchNorm2d(nn.Module):
         nn.init.zeros_(self.bias)
         nn.init.zeros_(self.running_mean)
         nn.init.ones_(self.running_var)
+
+    def affine(self, pass_index: int = 0) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Factor and summand of each channel, shape (C,) both, that :meth:`forward` comes to in eval mode."""
+        scale = self.weight * (self.running_var[pass_index] + self.eps).rsqrt()
+        return scale, self.bias - self.running_mean[pass_index] * scale
 
     def forward(self, x: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
         """Normalise x, shape (B, C, H, W), with the statistics of a pass."""
@@ -222,6 +230,39 @@ class SanAttention2d(nn.Module):
         self.norm2 = PassBatchNorm2d(widths[1], passes, **dd)
         self.weight2 = PointwiseConv2d(widths[1], widths[2], **dd)
 
+    @torch.jit.unused
+    def _may_fold(self, query: torch.Tensor) -> bool:
+        """Whether nobody asks for what single modules make of queries and keys, and all are what they were."""
+        modules = self.norm1, self.weight1, self.norm2, self.weight2
+        return not (
+            must_be_plain(query) or counted() or self.training or torch.is_grad_enabled()
+            or any(hooked(m) or type(m) not in (PassBatchNorm2d, PointwiseConv2d) for m in modules))
+
+    @torch.jit.unused
+    def _pairwise_scores(self, query: torch.Tensor, key: torch.Tensor, pass_index: int) -> torch.Tensor:
+        """Scores of all pairs in eval mode, shape (B, kernel_size ^ 2, dim / 32, H', W').
+
+        Norms are part of the maps beside them, and places, the same in all images, are mapped once.
+        """
+        sizes, dim = (self.kernel_size, self.stride, self.dilation), self.query_dim
+        scale, shift = (t.to(key.dtype)[:, None, None] for t in self.norm1.affine(pass_index))
+        out_scale, out_shift = self.norm2.affine(pass_index)
+        weight = self.weight1.weight.flatten(1) * out_scale[:, None]
+
+        place = self.position(pixel_coordinates(key.shape[2], key.shape[3], key))
+        places = place[:, :, ::self.stride, ::self.stride] - torch.stack(footprint(place, *sizes))
+        places = F.relu(places * scale[dim:] + shift[dim:]).permute(1, 0, 3, 4, 2)
+        places = F.linear(places, weight[:, dim:], out_shift)
+
+        query = query[:, :, ::self.stride, ::self.stride] * scale[:dim] + shift[:dim]
+        keys = footprint(key * scale[:dim], *sizes)
+        pairs = query.new_empty(len(query), len(keys), *query.shape[2:], dim)
+        for i, shifted in enumerate(keys):
+            torch.sub(query, shifted, out=pairs[:, i].permute(0, 3, 1, 2))
+        hidden = linear(pairs.relu_().flatten(0, 3), weight[:, :dim].contiguous()).view(pairs.shape)
+        hidden = hidden.add_(places).relu_()
+        return linear(hidden, self.weight2.weight.flatten(1), self.weight2.bias).permute(0, 1, 4, 2, 3)
+
     def weights(self, query: torch.Tensor, key: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
         """Attention weights from queries and keys, shape (B, query_dim, H, W), in a pass.
 
@@ -229,6 +270,8 @@ class SanAttention2d(nn.Module):
             Weights, shape (B, kernel_size ^ 2, dim / 32, H', W'); pairwise ones sum to 1 over the footprint.
         """
         sizes = self.kernel_size, self.stride, self.dilation
+        if not torch.jit.is_scripting() and not self.patchwise and self._may_fold(query):
+            return self._pairwise_scores(query, key, pass_index).softmax(dim=1)
         if self.patchwise:
             x = patchwise_relation(query, key, *sizes)
         else:

@@ -63,7 +63,15 @@ class Bottleneck(nn.Module):
         """Output and keys of a pass, with keys given or, without, its own."""
         shortcut = x
         x, key = self.attn(F.relu(self.norm1(x, pass_index), inplace=True), key, pass_index)
-        return shortcut + self.conv(F.relu(self.norm2(x, pass_index), inplace=True)), key
+        x = self.conv(F.relu(self.norm2(x, pass_index), inplace=True))
+        if not torch.jit.is_scripting() and self._may_overwrite(x, shortcut):
+            return x.add_(shortcut), key  # in fresh memory, a CPU would take longer for the memory than for the sum
+        return shortcut + x, key
+
+    @torch.jit.unused
+    def _may_overwrite(self, x: torch.Tensor, shortcut: torch.Tensor) -> bool:
+        """Whether nobody else holds what the convolution made."""
+        return not (must_be_plain(x) or torch.is_grad_enabled() or hooked(self.conv)) and x.dtype == shortcut.dtype
 
 
 class Stage(nn.Module):
