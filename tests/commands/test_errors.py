@@ -17,7 +17,7 @@ from timm_selfconv.cli import main
 
 
 @pytest.mark.parametrize('command,message', [
-    (['classify', 'sa_quadratic_cifar', 'x.png'], 'sa_quadratic_cifar has no trained weights'),
+    (['classify', 'resvit_cifar', 'x.png'], 'resvit_cifar has no trained weights'),
     (['classify', 'sa_quadratic_tinny_cifar', 'x.png'], 'did you mean sa_quadratic_tiny_cifar'),
     (['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', ''], "checkpoint=''"),
     (['bench', 'sa_quadratic_tiny_cifar', '--train', '--fuse'], 'a fused net is for inference'),
