@@ -134,6 +134,18 @@ def test_without_gradients_a_module_that_is_hooked_or_replaced_still_counts(name
         torch.testing.assert_close(attn(x)[0], wanted)
 
 
+@pytest.mark.parametrize('name', ['norm1', 'norm2'])
+def test_without_gradients_a_norm_in_training_mode_takes_the_batch_and_learns_its_statistics(name):
+    results = []
+    for grad in (True, False):
+        attn = attention()
+        norm = getattr(attn, name).train()
+        with torch.set_grad_enabled(grad):
+            results.append((attn(images(2, 32, 4, 5))[0], norm.running_mean))
+    torch.testing.assert_close(results[1], results[0])
+    assert not torch.equal(results[1][1], getattr(attention(), name).running_mean)
+
+
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
 def test_without_gradients_no_images_and_autocast(kind):
     attn, x = attention(kind).float(), images(20, 32, 16, 4).float()

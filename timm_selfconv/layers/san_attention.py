@@ -232,11 +232,11 @@ class SanAttention2d(nn.Module):
 
     @torch.jit.unused
     def _may_fold(self, query: torch.Tensor) -> bool:
-        """Whether nobody asks for what single modules make of queries and keys, and all are what they were."""
+        """Whether nobody asks for what single modules make of queries and keys, all of them ours and in eval mode."""
         modules = self.norm1, self.weight1, self.norm2, self.weight2
         return not (
-            must_be_plain(query) or counted() or self.training or torch.is_grad_enabled()
-            or any(hooked(m) or type(m) not in (PassBatchNorm2d, PointwiseConv2d) for m in modules))
+            must_be_plain(query) or counted() or torch.is_grad_enabled()
+            or any(m.training or hooked(m) or type(m) not in (PassBatchNorm2d, PointwiseConv2d) for m in modules))
 
     @torch.jit.unused
     def _pairwise_scores(self, query: torch.Tensor, key: torch.Tensor, pass_index: int) -> torch.Tensor:
