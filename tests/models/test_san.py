@@ -57,6 +57,18 @@ def test_the_stem_in_groups_gives_what_it_gives_at_once(name, batch, images, mon
     assert seen == [batch]  # who hooks a module sees it called once
 
 
+def test_the_stem_in_training_mode_of_a_net_in_eval_mode_sees_the_whole_batch(images, monkeypatch):
+    monkeypatch.setattr(san, 'STEM_BYTES', 3 * 32 * 32 * 32 * 4)  # groups of 3 images
+    results = []
+    for grad in (True, False):
+        model = small('san_patchwise_cifar').eval()
+        model.stem_norm.train()
+        with torch.set_grad_enabled(grad):
+            results.append((model(images(8, 3, 32, 32)), model.stem_norm.running_mean))
+        assert model.stem_norm.num_batches_tracked == 1
+    torch.testing.assert_close(results[1], results[0])
+
+
 @pytest.mark.parametrize('grad', [True, False])
 def test_a_hook_keeps_what_a_convolution_made(grad, images):
     model, x, seen = small('san_patchwise_cifar').eval(), images(2, 3, 32, 32), []

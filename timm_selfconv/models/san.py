@@ -172,8 +172,8 @@ class SAN(ZooNet):
     def _pass_stem_in_groups(self, x: torch.Tensor) -> torch.Tensor:
         """The stem of images x, a few at a time where nobody looks on: at full resolution, a batch leaves the cache."""
         modules = self.stem, self.stem_norm, self.stem_act, self.stem_pool
-        if (self.training or torch.is_grad_enabled() or must_be_plain(x) or x.device.type != 'cpu'
-                or any(map(hooked, modules))):
+        if (torch.is_grad_enabled() or must_be_plain(x) or x.device.type != 'cpu'
+                or any(m.training or hooked(m) for m in modules)):
             return self._pass_stem(x)
         images = max(1, STEM_BYTES // (self.stem.out_channels * x.shape[2] * x.shape[3] * x.element_size()))
         return torch.cat([self._pass_stem(group) for group in x.split(images)])
