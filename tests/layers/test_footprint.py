@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from timm_selfconv.layers.footprint import aggregate
+from timm_selfconv.layers.footprint import aggregate, footprint
 
 
 def images(*shape):
@@ -15,6 +15,14 @@ def test_channels_share_maps():
     weights[:, 4, 3] = 2.
     out = aggregate(torch.ones(1, 64, 4, 4), weights, 3)
     assert [int(c) for c in out[0, :, 0, 0].nonzero()] == list(range(3, 64, 8)) and out.max() == 2
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
+def test_a_footprint_keeps_its_dtype_under_autocast(dtype):
+    x = images(2, 4, 5, 6).to(dtype)
+    with torch.autocast('cpu', torch.bfloat16):
+        found = footprint(x, 3)
+    assert all(torch.equal(a, b) and a.dtype == dtype for a, b in zip(found, footprint(x, 3)))
 
 
 @pytest.mark.parametrize('kernel_size,stride,dilation', [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 2, 1), (1, 3, 1)])

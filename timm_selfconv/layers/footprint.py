@@ -47,8 +47,8 @@ def footprint(x: torch.Tensor, kernel_size: int, stride: int = 1, dilation: int 
         ValueError: If the footprint reaches farther than the image can be reflected.
     """
     margin = reflected_margin(x, kernel_size, dilation)
-    if margin > 0:
-        x = F.pad(x, (margin, margin, margin, margin), mode='reflect')
+    if margin > 0:  # autocast pads in float32, in which all that comes of it would stay
+        x = F.pad(x, (margin, margin, margin, margin), mode='reflect').to(x.dtype)
     return windows(x, kernel_size, stride, dilation)
 
 

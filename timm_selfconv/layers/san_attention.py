@@ -300,11 +300,12 @@ class SanAttention2d(nn.Module):
         Returns:
             Output, shape (B, dim / 4, ceil(H / stride), ceil(W / stride)), and the keys.
         """
-        rows = self.query_dim + self.value_dim + (self.query_dim if key is None else 0)
-        bias = self.qvk.bias
-        x = pointwise(x, self.qvk.weight[:rows], None if bias is None else bias[:rows])
-        query, value = x[:, :self.query_dim], x[:, self.query_dim:self.query_dim + self.value_dim]
+        weight, bias = self.qvk.weight, self.qvk.bias
         if key is None:
-            key = x[:, self.query_dim + self.value_dim:]
+            query, value, key = pointwise(x, weight, bias).split([self.query_dim, self.value_dim, self.query_dim], 1)
+        else:
+            rows = self.query_dim + self.value_dim
+            x = pointwise(x, weight[:rows], None if bias is None else bias[:rows])
+            query, value = x.split([self.query_dim, self.value_dim], 1)
         x = aggregate(value, self.weights(query, key, pass_index), self.kernel_size, self.stride, self.dilation)
         return x.contiguous(memory_format=torch.channels_last), key  # like all that is made of matrix products

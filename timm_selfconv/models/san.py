@@ -166,7 +166,8 @@ class SAN(ZooNet):
         ])
 
     def _pass_stem(self, x: torch.Tensor) -> torch.Tensor:
-        return self.stem_pool(self.stem_act(self.stem_norm(self.stem(x))))
+        # which is the largest of four does not hang on ReLU, but ReLU then has a quarter to do
+        return self.stem_act(self.stem_pool(self.stem_norm(self.stem(x))))
 
     @torch.jit.unused
     def _pass_stem_in_groups(self, x: torch.Tensor) -> torch.Tensor:
