@@ -18,11 +18,14 @@ def test_channels_share_maps():
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
-def test_a_footprint_keeps_its_dtype_under_autocast(dtype):
-    x = images(2, 4, 5, 6).to(dtype)
-    with torch.autocast('cpu', torch.bfloat16):
-        found = footprint(x, 3)
-    assert all(torch.equal(a, b) and a.dtype == dtype for a, b in zip(found, footprint(x, 3)))
+@pytest.mark.parametrize('batch', [2, 16])
+def test_footprints_and_their_sums_keep_their_dtype_under_autocast(dtype, batch):
+    x, weights = images(batch, 4, 5, 6).to(dtype), images(batch, 9, 2, 5, 6).to(dtype)
+    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
+        found = *footprint(x, 3), aggregate(x, weights, 3)
+    with torch.no_grad():
+        wanted = *footprint(x, 3), aggregate(x, weights, 3)
+    assert all(torch.equal(a, b) and a.dtype == dtype for a, b in zip(found, wanted))
 
 
 @pytest.mark.parametrize('kernel_size,stride,dilation', [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 2, 1), (1, 3, 1)])

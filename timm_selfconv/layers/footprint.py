@@ -29,6 +29,14 @@ def reflected_margin(x: torch.Tensor, kernel_size: int, dilation: int) -> int:
     return margin
 
 
+def reflected(x: torch.Tensor, kernel_size: int, dilation: int) -> torch.Tensor:
+    """x, shape (B, C, H, W), and around it the reflected pixels that footprints reach."""
+    margin = reflected_margin(x, kernel_size, dilation)
+    if margin > 0:  # autocast pads in float32, in which all that comes of it would stay
+        x = F.pad(x, (margin, margin, margin, margin), mode='reflect').to(x.dtype)
+    return x
+
+
 def footprint(x: torch.Tensor, kernel_size: int, stride: int = 1, dilation: int = 1) -> List[torch.Tensor]:
     """What each query's footprint holds, border pixels reflected.
 
@@ -46,10 +54,7 @@ def footprint(x: torch.Tensor, kernel_size: int, stride: int = 1, dilation: int 
     Raises:
         ValueError: If the footprint reaches farther than the image can be reflected.
     """
-    margin = reflected_margin(x, kernel_size, dilation)
-    if margin > 0:  # autocast pads in float32, in which all that comes of it would stay
-        x = F.pad(x, (margin, margin, margin, margin), mode='reflect').to(x.dtype)
-    return windows(x, kernel_size, stride, dilation)
+    return windows(reflected(x, kernel_size, dilation), kernel_size, stride, dilation)
 
 
 def weighted_sum(
@@ -60,11 +65,8 @@ def weighted_sum(
         dilation: int,
 ) -> torch.Tensor:
     """:func:`aggregate`, operator by operator."""
-    margin = reflected_margin(value, kernel_size, dilation)
     # long rows of one channel: a footprint's shift then moves whole rows, whatever the memory format around
-    value, weights = value.contiguous(), weights.contiguous()
-    if margin > 0:
-        value = F.pad(value, (margin, margin, margin, margin), mode='reflect')
+    value, weights = reflected(value.contiguous(), kernel_size, dilation), weights.contiguous()
     out = torch.zeros(0)
     for i, shifted in enumerate(windows(value.unflatten(1, [-1, weights.shape[2]]), kernel_size, stride, dilation)):
         out = weights[:, i, None] * shifted if i == 0 else torch.addcmul(out, weights[:, i, None], shifted)
