@@ -12,7 +12,7 @@ CHAPTERS = {
         'look.attention_maps', 'look.heads', 'look.explorer', 'look.captions', 'look.figures', 'look.repository'),
     'timm_selfconv/measure': (
         'measure.counting', 'measure.evaluation', 'measure.bench', 'measure.published', 'measure.tables', 'data'),
-    'recipes': ('recipe_files', 'train'),
+    'recipes': ('recipe_files', 'train', 'distillation'),
 }
 
 

@@ -86,6 +86,8 @@ def stopped_after(epoch):
     (['batch_size=12.5'], r'batch_size=12.5: needs a whole number'),
     (['amp=1'], r'amp=1: needs bool'),
     (['img_sizes={0: big}'], r"img_sizes={0: 'big'}: needs a size in pixels by the epoch"),
+    (['kd_maps={1: layer3}'], r"kd_maps={1: 'layer3'}: needs a teacher's stage by the layer that learns it"),
+    (['kd_maps={-1: 3}'], r'kd_maps={-1: 3}: needs .* from 0'),
     (['ratio=[1, 1'], r"overrides=\['ratio=\[1, 1'\]: needs YAML"),
 ])
 def test_what_it_does_not_do_is_refused(overrides, message):
@@ -113,6 +115,8 @@ def test_broken_recipes_are_refused(tmp_path, text, message):
     (['batch_size=8', 'model=sa_quadratic'], r"model='sa_quadratic', .* Unknown model"),
     (['batch_size=8', 'initial_checkpoint=nowhere.safetensors'], r'nowhere.safetensors'),
     (['batch_size=8', 'kd_model_name=sa_learned_h16_cifar'], r'has no trained weights yet'),
+    (['batch_size=8', 'kd_maps={0: 1}'], r'kd_maps={0: 1}: layer 1, .* its teacher \(kd_model_name\) has 0'),
+    (['batch_size=8', 'kd_model_name=resnet_tiny_cifar', 'kd_maps={9: 1}'], r'kd_maps={9: 1}: layer 9, .* net has 6'),
     (['batch_size=8', 'img_sizes={5: 18}'], r'18.*multiples of 4'),
     (['batch_size=8', '--device', 'abacus'], r"device='abacus': .*abacus"),
 ])
@@ -251,7 +255,10 @@ def test_a_run_from_before_new_keys_goes_on(folder, tmp_path):
     with stopped_after(0):
         run(folder, tmp_path, *more)
     checkpoint = torch.load(tmp_path / 'last.pth.tar', weights_only=True)
-    del checkpoint['data'], checkpoint['args']['kd_temperature'], checkpoint['args']['grad_accum_steps']
+    for entries, key in (
+            (checkpoint, 'data'), (checkpoint, 'kd_heads'),
+            (checkpoint['args'], 'kd_temperature'), (checkpoint['args'], 'grad_accum_steps')):
+        del entries[key]
     torch.save(checkpoint, tmp_path / 'last.pth.tar')
     assert run(folder, tmp_path, *more)['epoch'] == 2
 
@@ -334,12 +341,39 @@ def test_distillation_is_that_of_timm_s_train_py(folder, weights):
     wanted = task(x, training.labels)['loss']
     torch.testing.assert_close(training.loss(x, training.labels, None), wanted)
     seen = []
-    training.teacher.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    training.teacher.model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     before = {k: v.clone() for k, v in training.teacher.state_dict().items()}
     training.args.img_sizes = {0: 16}
     one_epoch(training)
     assert {x.shape[-1] for x in seen} == {32}  # the same crop at full size, whatever the net sees
     torch.testing.assert_close(training.teacher.state_dict(), before, rtol=0, atol=0)
+
+
+def test_maps_of_the_teacher_s_stages_are_learned_too(folder):
+    teacher = ['kd_model_name=resnet_tiny_cifar', 'img_sizes={0: 24}']
+    training = small_training(folder, *teacher, 'kd_maps={1: 3}', 'kd_maps_weight=2.5')
+    x = training.augment(training.images)
+    with torch.no_grad():
+        ours = training.model.forward_intermediates(train.at_size(x, 24), indices=[1], intermediates_only=True)[0]
+        theirs = training.teacher.model.forward_intermediates(x, indices=[3], intermediates_only=True)[0]
+        theirs = torch.nn.BatchNorm2d(64, affine=False)(F.adaptive_avg_pool2d(theirs, 6))  # 8 x 8, for 6 x 6 patches
+        maps = (training.student.heads[0](ours) - theirs).square().mean()
+    without = small_training(folder, *teacher).loss(x, training.labels, 24)
+    torch.testing.assert_close(training.loss(x, training.labels, 24), without + 2.5 * maps)
+    before = training.student.heads[0].weight.clone()
+    one_epoch(training)
+    assert not torch.equal(training.student.heads[0].weight, before)
+    assert training.checkpoint()['state_dict'].keys() == training.model.state_dict().keys()
+
+
+def test_a_net_that_learns_maps_goes_on_with_its_linear_layers(folder, tmp_path):
+    more = ['epochs=2', 'opt=muon', 'kd_model_name=resnet_tiny_cifar', 'kd_maps={0: 2, 1: 4}', SMALL]
+    with stopped_after(0):
+        run(folder, tmp_path / 'killed', *more)
+    killed, whole = (run(folder, tmp_path / output, *more) for output in ('killed', 'whole'))
+    for key in ('state_dict', 'kd_heads'):
+        torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
+    torch.testing.assert_close(killed['optimizer']['state'], whole['optimizer']['state'], rtol=0, atol=0)
 
 
 def test_gradients_add_up_over_batches(folder):

@@ -25,8 +25,8 @@ KEYS: Dict[str, Any] = dict(
     model_ema=False, model_ema_decay=0.9998, model_ema_warmup=False, crop_padding=int, img_sizes={},
     scale=[0.08, 1.], ratio=[3 / 4, 4 / 3], train_interpolation='bilinear', hflip=0.5, color_jitter=0.4, reprob=0.,
     mixup=0., cutmix=0., mixup_prob=1., smoothing=0.1, drop=0., drop_path=float, kd_model_name=str,
-    kd_distill_type='logit', kd_temperature=4., distill_loss_weight=float, task_loss_weight=float, seed=42,
-    checkpoint_hist=int)
+    kd_distill_type='logit', kd_temperature=4., kd_maps={}, kd_maps_weight=10., distill_loss_weight=float,
+    task_loss_weight=float, seed=42, checkpoint_hist=int)
 DEFAULTS = {key: None if isinstance(default, type) else default for key, default in KEYS.items()}
 CHOICES: Dict[str, Tuple[Any, ...]] = dict(
     amp_dtype=('bfloat16',), color_jitter=(0,), train_interpolation=('bilinear', 'bicubic'), kd_distill_type=('logit',))
@@ -92,4 +92,6 @@ def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
             raise ValueError(f'{key}=None: needs a value')
     if not all(type(start) is type(size) is int and start >= 0 < size for start, size in args.img_sizes.items()):
         raise ValueError(f'img_sizes={args.img_sizes!r}: needs a size in pixels by the epoch that it begins with')
+    if not all(type(layer) is type(stage) is int and min(layer, stage) >= 0 for layer, stage in args.kd_maps.items()):
+        raise ValueError(f"kd_maps={args.kd_maps!r}: needs a teacher's stage by the layer that learns it, both from 0")
     return args

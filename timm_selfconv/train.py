@@ -6,9 +6,10 @@
 train.py is the reference. What differs here: all images lie on the device as uint8 and are cropped and flipped there,
 the optimiser is fused and a GPU runs the net compiled, so nothing waits for a data loader. KEY=VALUE replaces a key of
 the recipe (YAML; null removes it). A key that this script does not know stops it, so no part of a recipe is left out in
-silence. Two keys are for this script alone: `crop_padding`, the papers' random crop of the image padded with black,
-which train.py ignores (timm has none) in favour of `scale` and `ratio`; and `img_sizes`, what images are shrunk to
-last, from which epoch on: {0: 16, 10: 24, 20: 32} begins with 16 x 16 pixels, a quarter of the work. A teacher
+silence. Four keys are for this script alone: `crop_padding`, the papers' random crop of the image padded with black,
+which train.py ignores (timm has none) in favour of `scale` and `ratio`; `img_sizes`, what images are shrunk to last,
+from which epoch on: {0: 16, 10: 24, 20: 32} begins with 16 x 16 pixels, a quarter of the work; `kd_maps`, which layers
+learn the maps of which of the teacher's stages, both from 0, and `kd_maps_weight`, how much that counts. A teacher
 (`kd_model_name`) sees the same crops at full size.
 
 OUTPUT gets last.pth.tar after each epoch (timm's layout), previous.pth.tar, the one before it, and summary.csv (timm's
@@ -44,11 +45,12 @@ from timm.task import DistillationTeacher
 from timm.utils import ModelEmaV3, random_seed
 
 from timm_selfconv.data import Images, at_size, load_images, padded_crop, random_resized_crop
+from timm_selfconv.distillation import Student, distillation_loss, logits_and_maps, map_loss
 from timm_selfconv.files import replace_file
 from timm_selfconv.hub import save_shards
 from timm_selfconv.recipe_files import DEFAULTS, read_recipe
 
-__all__ = ['Augment', 'Training', 'distillation_loss', 'export_command', 'summary']
+__all__ = ['Augment', 'Training', 'export_command', 'summary']
 
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
@@ -75,20 +77,11 @@ class Augment:
         return self.erase(self.normalize(torch.where(flip, x.flip(3), x)))
 
 
-def distillation_loss(logits: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Divergence of a net's softened probabilities from its teacher's (Hinton, Vinyals, Dean, 2015), as timm's tasks.
-
-    Logits of both, shape (B, classes), are divided by the temperature; the loss is multiplied by its square.
-    """
-    ours, theirs = ((x.float() / temperature).log_softmax(-1) for x in (logits, wanted))
-    return temperature ** 2 * F.kl_div(ours, theirs, reduction='batchmean', log_target=True)
-
-
 def made(what: str, make: Callable[[], Any]) -> Any:
     """What a factory makes; its errors are the user's, in one line."""
     try:
         return make()
-    except (RuntimeError, TypeError, OSError) as e:
+    except (RuntimeError, TypeError, ValueError, OSError) as e:
         raise ValueError(f"{what}: {' '.join(str(e).split()) or type(e).__name__}") from e
 
 
@@ -126,20 +119,22 @@ class Training:
             with torch.no_grad():
                 made(what, partial(self.model.eval(), at_size(self.images[:1] / 255, size)))
         self.augment = Augment(args, self.model, device)
-        self.forward = torch.compile(self.model, backend=args.torchcompile) if args.torchcompile else self.model
         self.teacher: Optional[DistillationTeacher] = None
         if args.kd_model_name is not None:
             self.teacher = made(f'kd_model_name={args.kd_model_name!r}', lambda: DistillationTeacher(
                 args.kd_model_name, self.model.num_classes, self.model.in_chans, device=device))
             if args.torchcompile:
                 self.teacher.compile(args.torchcompile)
+        teacher = self.teacher and self.teacher.model
+        self.student = made(f'kd_maps={args.kd_maps}', lambda: Student(self.model, teacher, args.kd_maps).to(device))
+        self.forward = torch.compile(self.student, backend=args.torchcompile) if args.torchcompile else self.student
         self.mixup = Mixup(
             args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
             num_classes=self.model.num_classes) if args.mixup or args.cutmix else None
         self.ema = ModelEmaV3(
             self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
         fused: Dict[str, Any] = dict(fused=True) if args.opt in FUSED else {}
-        self.optimizer = create_optimizer_v2(self.model, **optimizer_kwargs(args), **fused)
+        self.optimizer = create_optimizer_v2(self.student, **optimizer_kwargs(args), **fused)
         self.history: List[Dict[str, float]] = []
         self.seconds = 0.
 
@@ -165,6 +160,7 @@ class Training:
         self.model.load_state_dict(checkpoint['state_dict'])
         if self.ema is not None:
             self.ema.module.load_state_dict(checkpoint['state_dict_ema'])
+        self.student.heads.load_state_dict(checkpoint.get('kd_heads', {}))
         self.optimizer.load_state_dict(checkpoint['optimizer'])
         self.history, self.seconds = checkpoint['history'], checkpoint['seconds']
 
@@ -174,7 +170,8 @@ class Training:
         return dict(
             epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), steps=self.steps,
             data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
-            optimizer=self.optimizer.state_dict(), history=self.history, seconds=self.seconds)
+            kd_heads=self.student.heads.state_dict(), optimizer=self.optimizer.state_dict(), history=self.history,
+            seconds=self.seconds)
 
     def resume(self, output: Path) -> None:
         """Go on with the run in a folder, if there is one: from its last checkpoint that is whole.
@@ -200,15 +197,17 @@ class Training:
         args, smoothing = self.args, self.args.smoothing
         if self.mixup is not None:
             (x, target), smoothing = self.mixup(x, target), 0.  # it smooths labels itself
-        logits = self.forward(at_size(x, size))
+        logits, maps = self.forward(at_size(x, size))
         loss = F.cross_entropy(logits, target, label_smoothing=smoothing)
         if self.teacher is None:
             return loss
         with torch.no_grad():
-            wanted = self.teacher(self.teacher.normalize_input(at_size(x, None), self.augment.mean, self.augment.std))
+            x = self.teacher.normalize_input(at_size(x, None), self.augment.mean, self.augment.std)
+            wanted, hints = logits_and_maps(self.teacher.model, x, self.student.stages)
         task, distill = args.task_loss_weight, args.distill_loss_weight  # what is not given: as timm's tasks
         task, distill = (1. if task is None else task), (1. - (task or 0.) if distill is None else distill)
-        return task * loss + distill * distillation_loss(logits, wanted, args.kd_temperature)
+        loss = task * loss + distill * distillation_loss(logits, wanted, args.kd_temperature)
+        return loss + args.kd_maps_weight * map_loss(maps, hints) if maps else loss
 
     def epoch(self, scheduler: Any) -> float:
         """Train on the shuffled images once, the last broken batch left out; returns the mean loss.
@@ -238,7 +237,7 @@ class Training:
                 if len(bad):
                     raise FloatingPointError(f'epoch {epoch}, step {int(bad[0])}: the loss is {losses[bad[0]].item()}')
             if args.clip_grad is not None:
-                nn.utils.clip_grad_norm_(self.model.parameters(), args.clip_grad)
+                nn.utils.clip_grad_norm_(self.student.parameters(), args.clip_grad)
             self.optimizer.step()
             updates = epoch * self.steps + step + 1
             if self.ema is not None:
