@@ -6,7 +6,8 @@
   fusing for inference.
 - look: what a net sees: attention maps, heads, the papers' figures, the explorer.
 - measure: what a net costs and how good it is: counts, the papers' tables, accuracy, speed.
-- train: the fast trainer on one device, ``python -m timm_selfconv.train RECIPE``.
+- train: the fast trainer on one device, ``python -m timm_selfconv.train RECIPE``. distillation: what it
+  takes from a teacher.
 - data: datasets and pictures. files: the one place that writes. recipe_files: where recipes lie, what they say.
   hub: weights and their model cards.
 - cli: the command ``timm-selfconv``, ``python -m timm_selfconv`` where it is not installed.
