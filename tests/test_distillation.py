@@ -63,6 +63,16 @@ def test_a_student_gives_its_net_s_logits_and_its_teacher_s_channels(pair):
         torch.testing.assert_close(m, wanted)
 
 
+def test_pairs_may_stand_in_any_order_and_layers_share_a_stage(pair):
+    net, teacher = pair
+    student, x = Student(net, teacher, {2: 4, 0: 2, 1: 4}), torch.randn(2, 3, 32, 32)
+    every = net.forward_intermediates(x, intermediates_only=True)
+    for head, m, ours in zip(student.heads, student(x)[1], (every[2], every[0], every[1]), strict=True):
+        torch.testing.assert_close(m, head(ours))
+    _, wanted = logits_and_maps(teacher, x, student.stages)
+    assert [w.shape[1] for w in wanted] == [128, 32, 128] and torch.equal(wanted[0], wanted[2])
+
+
 def test_a_student_without_pairs_is_its_net(pair):
     net, x = pair[0], torch.randn(2, 3, 32, 32)
     student = Student(net, None, {})

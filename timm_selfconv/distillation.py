@@ -25,7 +25,7 @@ def map_loss(maps: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> to
     """
     losses = []
     for ours, theirs in zip(maps, wanted):
-        height, width = min(x.shape[-2:] for x in (ours, theirs))
+        height, width = map(min, ours.shape[-2:], theirs.shape[-2:])
         ours, theirs = (F.adaptive_avg_pool2d(x.float(), (height, width)) for x in (ours, theirs))
         losses.append(F.mse_loss(ours, F.batch_norm(theirs, None, None, training=True)))
     return torch.stack(losses).mean()
@@ -35,8 +35,9 @@ def logits_and_maps(net: Any, x: torch.Tensor, layers: List[int]) -> Tuple[torch
     """What one of timm's nets gives for images x, shape (B, C, H, W), and its maps at some of its layers, from 0."""
     if not layers:
         return net(x), []
-    features, maps = net.forward_intermediates(x, indices=layers)
-    return net.forward_head(features), maps
+    taken = sorted(set(layers))  # maps come in the net's order, each once
+    features, maps = net.forward_intermediates(x, indices=taken)
+    return net.forward_head(features), [maps[taken.index(layer)] for layer in layers]
 
 
 class Student(nn.Module):
