@@ -72,41 +72,6 @@ def stopped_after(epoch):
         yield
 
 
-@pytest.mark.parametrize('overrides,message', [
-    (['aa=rand-m9'], r"does not do \['aa'\]; aa=null"),
-    (['lr'], r"override='lr': needs KEY=VALUE"),
-    (['color_jitter=0.4'], r'color_jitter=0.4: timm_selfconv.train needs 0'),
-    (['amp_dtype=float16'], r"amp_dtype='float16': timm_selfconv.train needs 'bfloat16'"),
-    (['train_interpolation=random'], r"train_interpolation='random': .* needs 'bilinear' or 'bicubic'"),
-    (['kd_distill_type=token'], r"kd_distill_type='token': .* needs 'logit'"),
-    (['lr=null'], r'lr=None: needs a value'),
-    (['lr=fast'], r"lr='fast': needs a number above 0"),
-    (['lr=.nan'], r'lr=nan: needs a number above 0'),
-    (['epochs=0'], r'epochs=0: needs a whole number above 0'),
-    (['batch_size=12.5'], r'batch_size=12.5: needs a whole number'),
-    (['amp=1'], r'amp=1: needs bool'),
-    (['img_sizes={0: big}'], r"img_sizes={0: 'big'}: needs a size in pixels by the epoch"),
-    (['kd_maps={1: layer3}'], r"kd_maps={1: 'layer3'}: needs a teacher's stage by the layer that learns it"),
-    (['kd_maps={-1: 3}'], r'kd_maps={-1: 3}: needs .* from 0'),
-    (['ratio=[1, 1'], r"overrides=\['ratio=\[1, 1'\]: needs YAML"),
-])
-def test_what_it_does_not_do_is_refused(overrides, message):
-    with pytest.raises(ValueError, match=message) as error:
-        train.read_recipe(TINY, overrides)
-    assert '\n' not in str(error.value)
-
-
-def test_numbers_that_yaml_takes_for_words_are_numbers():
-    assert train.read_recipe(TINY, ['lr=1e-3', 'weight_decay=5E-2']).lr == 0.001
-
-
-@pytest.mark.parametrize('text,message', [('a: [1', 'needs YAML'), ('- a', 'needs a line KEY'), ('', 'a line KEY')])
-def test_broken_recipes_are_refused(tmp_path, text, message):
-    (tmp_path / 'recipe.yaml').write_text(text)
-    with pytest.raises(ValueError, match=message):
-        train.read_recipe(str(tmp_path / 'recipe.yaml'))
-
-
 @pytest.mark.parametrize('more,message', [
     (['batch_size=100'], r'batch_size=100: needs at most the 24 training images'),
     (['batch_size=8', 'model_kwargs={num_classes: 1}'], r'largest label 1: .* has 1 classes'),
@@ -133,50 +98,6 @@ def test_missing_columns_are_refused(tmp_path, capsys, column):
     pictures = dict(img=[Image.new('RGB', (32, 32))] * 8, label=[0] * 8)
     datasets.Dataset.from_dict(pictures).to_parquet(tmp_path / 'data' / 'train-00000-of-00001.parquet')
     refused(capsys, 2, f"{column}='nowhere'", tmp_path / 'data', tmp_path / 'run', f'{column}=nowhere')
-
-
-def test_padded_crops_are_all_the_windows_of_the_padded_image():
-    image = torch.arange(1, 2 * 5 * 6 + 1, dtype=torch.uint8).view(1, 2, 5, 6)
-    crops = train.padded_crop(image.expand(600, -1, -1, -1), 2)
-    padded = F.pad(image[0], (2, 2, 2, 2))
-    windows = {padded[:, i:i + 5, j:j + 6].numpy().tobytes() for i in range(5) for j in range(5)}
-    assert {crop.numpy().tobytes() for crop in crops} == windows  # of 600 draws each of 25 is missed with odds 1e-9
-
-
-@pytest.mark.parametrize('interpolation,kind,tolerance', [
-    ('bilinear', Image.Resampling.BILINEAR, 1.01), ('bicubic', Image.Resampling.BICUBIC, 16)])
-def test_resized_crops_are_pil_s(monkeypatch, interpolation, kind, tolerance):
-    """The interior: at its border PIL sees the window alone, grid_sample what lies around it (and cubics differ)."""
-    smooth = np.add.outer(np.linspace(0, 120, 32), np.linspace(0, 120, 32))[..., None] * np.array([1, .5, .9])
-    picture = (smooth + 8 * np.sin(np.arange(32))[:, None, None]).astype(np.uint8)
-    size, corner = torch.tensor([[0.3, 0.6], [0.2, 0.7]]), torch.tensor([[0.1, 0.8], [0.5, 0.99]])
-    drawn = {3: torch.cat([torch.ones(2, 1, 2), size[:, None].expand(-1, 9, -1)], 1), 2: corner}  # the first won't fit
-    monkeypatch.setattr(train.torch, 'rand', lambda *shape, **kwargs: drawn[len(shape)])
-    x = torch.from_numpy(picture).permute(2, 0, 1).float().expand(2, -1, -1, -1)
-    ours = train.random_resized_crop(x, (0.5, 1.), (0.8, 1.25), interpolation)
-    for image, (u_area, u_aspect, u_top, u_left) in zip(ours, torch.cat([size, corner]).T.tolist()):
-        area, aspect = 1024 * (0.5 + 0.5 * u_area), 0.8 * (1.25 / 0.8) ** u_aspect
-        w, h = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
-        assert w <= 32 and h <= 32
-        top, left = int(u_top * (33 - h)), int(u_left * (33 - w))
-        wanted = Image.fromarray(picture).crop((left, top, left + w, top + h)).resize((32, 32), kind)
-        difference = image.permute(1, 2, 0).numpy() - np.asarray(wanted, dtype=float)
-        assert np.abs(difference[2:-2, 2:-2]).max() < tolerance
-
-
-def test_windows_are_drawn_as_timm_draws_them():
-    """A map of its own coordinates tells each window: mean and spread of its sides and corner, against timm's."""
-    torch.manual_seed(0)
-    rows = torch.arange(32.).view(1, 1, 32, 1).expand(4000, 1, 32, 32)
-    crops = train.random_resized_crop(rows, (0.3, 1.), (0.75, 4 / 3), 'bilinear')[:, 0, :, 16]
-    height = (crops[:, 20] - crops[:, 10]) / 10 * 32
-    top = crops[:, 16] - height * (16.5 / 32) + 0.5
-    transform = timm.data.transforms.RandomResizedCropAndInterpolation
-    timms = [transform.get_params(Image.new('L', (32, 32)), (0.3, 1.), (0.75, 4 / 3)) for _ in range(4000)]
-    wanted_top, _, wanted_height, _ = torch.tensor(timms).double().T
-    for ours, wanted in ((height, wanted_height), (top, wanted_top)):
-        assert float(ours.mean()) == pytest.approx(float(wanted.mean()), abs=0.3)
-        assert float(ours.std()) == pytest.approx(float(wanted.std()), abs=0.3)
 
 
 def test_images_are_normalised_as_timm_does(folder):
@@ -320,13 +241,6 @@ def test_small_images_first_and_validation_at_full_size(folder):
         training.validate((training.images, training.labels))
         training.history.append({})
     assert seen == [32] * 4 + [16, 16, 16, 32] * 2 + [24, 24, 24, 32]
-
-
-@pytest.mark.parametrize('size', [16, 24, 32, 40])
-def test_images_are_resized_as_pil_does(size):
-    image = torch.rand(32, 32)
-    wanted = np.asarray(Image.fromarray(image.numpy()).resize((size, size), Image.Resampling.BILINEAR))
-    np.testing.assert_allclose(train.at_size(image.expand(2, 3, -1, -1), size)[1, 2], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize('weights', [{}, dict(distill_loss_weight=0.7), dict(task_loss_weight=0.3), dict(

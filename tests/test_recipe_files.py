@@ -1,0 +1,43 @@
+"""Recipes as our trainer reads them: what it does not do is refused."""
+from pathlib import Path
+
+import pytest
+
+from timm_selfconv.recipe_files import read_recipe
+
+TINY = str(Path(__file__).resolve().parent.parent / 'recipes' / 'tiny.yaml')
+
+
+@pytest.mark.parametrize('overrides,message', [
+    (['aa=rand-m9'], r"does not do \['aa'\]; aa=null"),
+    (['lr'], r"override='lr': needs KEY=VALUE"),
+    (['color_jitter=0.4'], r'color_jitter=0.4: timm_selfconv.train needs 0'),
+    (['amp_dtype=float16'], r"amp_dtype='float16': timm_selfconv.train needs 'bfloat16'"),
+    (['train_interpolation=random'], r"train_interpolation='random': .* needs 'bilinear' or 'bicubic'"),
+    (['kd_distill_type=token'], r"kd_distill_type='token': .* needs 'logit'"),
+    (['lr=null'], r'lr=None: needs a value'),
+    (['lr=fast'], r"lr='fast': needs a number above 0"),
+    (['lr=.nan'], r'lr=nan: needs a number above 0'),
+    (['epochs=0'], r'epochs=0: needs a whole number above 0'),
+    (['batch_size=12.5'], r'batch_size=12.5: needs a whole number'),
+    (['amp=1'], r'amp=1: needs bool'),
+    (['img_sizes={0: big}'], r"img_sizes={0: 'big'}: needs a size in pixels by the epoch"),
+    (['kd_maps={1: layer3}'], r"kd_maps={1: 'layer3'}: needs a teacher's stage by the layer that learns it"),
+    (['kd_maps={-1: 3}'], r'kd_maps={-1: 3}: needs .* from 0'),
+    (['ratio=[1, 1'], r"overrides=\['ratio=\[1, 1'\]: needs YAML"),
+])
+def test_what_it_does_not_do_is_refused(overrides, message):
+    with pytest.raises(ValueError, match=message) as error:
+        read_recipe(TINY, overrides)
+    assert '\n' not in str(error.value)
+
+
+def test_numbers_that_yaml_takes_for_words_are_numbers():
+    assert read_recipe(TINY, ['lr=1e-3', 'weight_decay=5E-2']).lr == 0.001
+
+
+@pytest.mark.parametrize('text,message', [('a: [1', 'needs YAML'), ('- a', 'needs a line KEY'), ('', 'a line KEY')])
+def test_broken_recipes_are_refused(tmp_path, text, message):
+    (tmp_path / 'recipe.yaml').write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_recipe(str(tmp_path / 'recipe.yaml'))
