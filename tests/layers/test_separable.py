@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from saved import saved_bytes
-from timm_selfconv.layers import SelfAttention2d, attend_in_groups, separable, separable_attention
+from timm_selfconv.layers import SelfAttention2d, attend_in_groups, separable, separable_attention, whole_maps
 
 
 def inputs(heads=3, batch=3, height=3, width=4, channels=5, out_channels=2, dtype=torch.float64, seed=0):
@@ -26,18 +26,34 @@ def by_the_map(rows, cols, x, weight, bias):
     return torch.nn.functional.linear(gathered, weight, bias).view(*x.shape[:3], len(weight))
 
 
-@pytest.fixture(params=['many images', 'one image', 'one head'])
+def choose(patch, by_maps, budget):
+    """Go through factors or whole maps, in groups of so many bytes."""
+    patch.setattr(separable, 'maps_are_faster', lambda x: by_maps)
+    patch.setattr(whole_maps if by_maps else separable, 'GROUP_BYTES' if by_maps else 'CPU_BYTES', budget)
+
+
+BUDGETS = {
+    'factors, many images': (False, 3500),
+    'factors, one image': (False, 1500),
+    'factors, one head': (False, 1),
+    'maps, two images': (True, 3500),
+    'maps, one image': (True, 1500),
+}
+
+
+@pytest.fixture(params=BUDGETS)
 def budget(request, monkeypatch):
     """Groups of every kind: an image takes 3 x 4 pixels x 2 to 5 channels x 8 bytes a head."""
-    monkeypatch.setattr(separable, 'CPU_BYTES', {'many images': 3500, 'one image': 1500, 'one head': 1}[request.param])
+    choose(monkeypatch, *BUDGETS[request.param])
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2 ** 12))
-def test_groups_of_any_size_equal_the_map(heads, batch, height, width, budget):
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(1, 4), st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.booleans(), st.integers(1, 2 ** 12))
+def test_groups_of_any_size_equal_the_map(heads, batch, height, width, by_maps, budget):
     tensors = inputs(heads, batch, height, width)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(separable, 'CPU_BYTES', budget)
+        choose(patch, by_maps, budget)
         torch.testing.assert_close(separable_attention(*tensors), by_the_map(*tensors))
 
 
@@ -59,8 +75,10 @@ def test_gradients_are_those_of_the_map_whichever_are_wanted(frozen, budget):
 
 @pytest.mark.parametrize('dtype,tolerance', [(torch.float32, 1e-6), (torch.bfloat16, 0.01), (torch.float16, 2e-3)])
 @pytest.mark.parametrize('autocast', [False, True])
-def test_every_dtype_to_its_rounding(dtype, tolerance, autocast):
+@pytest.mark.parametrize('by_maps', [False, True])
+def test_every_dtype_to_its_rounding(dtype, tolerance, autocast, by_maps, monkeypatch):
     """Against float64 on the same numbers: the error relative to the largest is a few roundings."""
+    choose(monkeypatch, by_maps, 2 ** 14)
     exact = inputs(9, 8, 6, 6, 40, 40)
     tensors = [t.detach().to(torch.float32 if autocast or i < 2 else dtype).requires_grad_()
                for i, t in enumerate(exact)]
@@ -85,7 +103,8 @@ def test_inputs_of_any_layout(layout, budget):
     tensors = inputs()
     tensors[2] = tensors[2].permute(0, 3, 1, 2).contiguous(memory_format=layout).permute(0, 2, 3, 1)
     with torch.no_grad():
-        torch.testing.assert_close(attend_in_groups(*tensors), by_the_map(*tensors))
+        for attend in (attend_in_groups, whole_maps.attend_by_maps):
+            torch.testing.assert_close(attend(*tensors), by_the_map(*tensors))
 
 
 def test_a_training_step_keeps_no_more_than_the_input():

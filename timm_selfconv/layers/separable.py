@@ -9,7 +9,8 @@ walked through in groups of images (or, of large ones, of heads) that stay in th
     y   = sum_h C_h U_h    columns meet, heads are summed     (H, W, images, channels)
 
 Images lie beside the channels, so that every product sees them as more of these and nothing is transposed in between.
-The backward pass is the same walk with transposed factors, and gathers again what the other gradients need.
+The backward pass is the same walk with transposed factors, and gathers again what the other gradients need. Whole maps
+take the place of the factors where they are faster (whole_maps).
 """
 from math import prod
 from typing import Any, Optional, Tuple
@@ -21,6 +22,7 @@ from timm.layers import register_notrace_function
 
 from .linear import linear, weight_gradient
 from .onlookers import must_be_plain
+from .whole_maps import attend_by_maps, backward_by_maps, maps_are_faster
 
 __all__ = ['attend_in_groups', 'gather', 'separable_attention']
 
@@ -199,7 +201,8 @@ class SeparableAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         ctx.save_for_backward(*args)
-        return attend_in_groups(*args)
+        ctx.by_maps = maps_are_faster(args[2])
+        return attend_by_maps(*args) if ctx.by_maps else attend_in_groups(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -209,7 +212,8 @@ class SeparableAttention(torch.autograd.Function):
             found = iter(torch.autograd.grad(plain_attention(*ctx.saved_tensors), wanted, grad, create_graph=True))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         grad_bias = grad.sum((0, 1, 2)) if ctx.needs_input_grad[4] else None
-        return *backward_in_groups(grad, ctx.needs_input_grad, *ctx.saved_tensors[:4]), grad_bias
+        backward = backward_by_maps if ctx.by_maps else backward_in_groups
+        return *backward(grad, ctx.needs_input_grad, *ctx.saved_tensors[:4]), grad_bias
 
 
 def choose_groups(
@@ -239,8 +243,8 @@ def separable_attention(
 ) -> torch.Tensor:
     """Attend with the product of row and column probabilities: ``sum_h (R_h (x) C_h) x W_h + bias``.
 
-    Neither an (H W) x (H W) map nor what all heads gather is ever held. Under autocast it computes in autocast's dtype,
-    as a linear map does. Tracers, compilers and functional transforms see it operator by operator.
+    What all heads gather is never held, and (H W) x (H W) maps only where that is faster. Under autocast it computes in
+    autocast's dtype, as a linear map does. Tracers, compilers and functional transforms see it operator by operator.
 
     Args:
         row_probs: Probabilities of key rows, the same for all columns and images, shape (heads, H, H), query before
