@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from saved import saved_bytes
-from timm_selfconv.layers import SelfAttention2d, attend_in_groups, separable, separable_attention, whole_maps
+from timm_selfconv.layers import SelfAttention2d, attend_in_groups, separable, separable_attention, shared_maps
 
 
 def inputs(heads=3, batch=3, height=3, width=4, channels=5, out_channels=2, dtype=torch.float64, seed=0):
@@ -26,12 +26,6 @@ def by_the_map(rows, cols, x, weight, bias):
     return torch.nn.functional.linear(gathered, weight, bias).view(*x.shape[:3], len(weight))
 
 
-def choose(patch, by_maps, budget):
-    """Go through factors or whole maps, in groups of so many bytes."""
-    patch.setattr(separable, 'maps_are_faster', lambda x: by_maps)
-    patch.setattr(whole_maps if by_maps else separable, 'GROUP_BYTES' if by_maps else 'CPU_BYTES', budget)
-
-
 BUDGETS = {
     'factors, many images': (False, 3500),
     'factors, one image': (False, 1500),
@@ -39,6 +33,12 @@ BUDGETS = {
     'maps, two images': (True, 3500),
     'maps, one image': (True, 1500),
 }
+
+
+def choose(patch, by_maps, budget):
+    """Go by factors or by whole maps, in groups of so many bytes."""
+    patch.setattr(separable, 'maps_are_faster', lambda x: by_maps)
+    patch.setattr(shared_maps if by_maps else separable, 'CPU_BYTES', budget)
 
 
 @pytest.fixture(params=BUDGETS)
@@ -103,8 +103,7 @@ def test_inputs_of_any_layout(layout, budget):
     tensors = inputs()
     tensors[2] = tensors[2].permute(0, 3, 1, 2).contiguous(memory_format=layout).permute(0, 2, 3, 1)
     with torch.no_grad():
-        for attend in (attend_in_groups, whole_maps.attend_by_maps):
-            torch.testing.assert_close(attend(*tensors), by_the_map(*tensors))
+        torch.testing.assert_close(attend_in_groups(*tensors), by_the_map(*tensors))
 
 
 def test_a_training_step_keeps_no_more_than_the_input():

@@ -4,8 +4,8 @@
 - encodings: what its queries know about where a key lies: quadratic, learned and absolute encodings. axis_scores:
   their maths, an axis at a time.
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
-- separable: position-only attention as the product of row and column factors, forward and backward. whole_maps: as one
-  map of all heads, where a processor has matrix units.
+- separable: position-only attention as the product of row and column factors, forward and backward. shared_maps: by
+  explicit maps, which all images share.
 - windows: position-only attention that has no factors, on large grids: Gaussian heads in the key rows they look at.
 - token_attention: ``TokenAttention``, as vision transformers have it. mlp: ``Mlp``, timm's, that keeps less.
 - linear: ``Linear`` and products of matrices, by the fastest kernel of a CPU.

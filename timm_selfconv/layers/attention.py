@@ -14,6 +14,7 @@ from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, sel
 from .linear import Linear
 from .onlookers import hooked, must_be_plain
 from .separable import axis_probs, gather, separable_attention
+from .shared_maps import map_attention
 from .windows import gaussian_windows
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
@@ -328,13 +329,17 @@ class SelfAttention2d(nn.Module):
             return 'windows', rows
         return ('map' if half or self.key is None else 'fused'), rows
 
+    @torch.jit.unused
+    def _plain_values(self) -> bool:
+        """Whether weight and bias say all of the value map."""
+        return type(self.value) in (Linear, nn.Linear) and not hooked(self.value)
+
     def _through_factors(self, x: torch.Tensor) -> torch.Tensor:
         """Values gathered by the probabilities of rows and of columns, shape (B, H, W, dim)."""
         rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
         if not torch.jit.is_scripting():
-            # of these two weight and bias say all
-            if type(self.value) in (Linear, nn.Linear) and not hooked(self.value):
+            if self._plain_values():
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self.value(gather(row_probs, col_probs, x).flatten(3))
 
@@ -363,13 +368,18 @@ class SelfAttention2d(nn.Module):
             first: int,
             last: Optional[int],
     ) -> torch.Tensor:
-        """What each head gathers for these rows of queries by an explicit map, shape (B, Q W, heads, dim)."""
+        """Values gathered by an explicit map of these rows of queries, shape (B, Q W, dim)."""
         attn = self.scores(x, key, first, last)
         attn = attn.softmax(dim=-1)
-        attn = self.attn_drop(attn).to(x.dtype)
-        if self.terms == ('position',):  # one map serves all images: one matrix product for all heads
-            return torch.einsum('hqk,bkc->bqhc', attn[0], x.flatten(1, 2))
-        return (attn @ x.flatten(1, 2)[:, None]).transpose(1, 2)
+        attn = self.attn_drop(attn)
+        if self.terms == ('position',):
+            if not torch.jit.is_scripting():
+                if not must_be_plain(x) and self._plain_values():
+                    return map_attention(attn[0], x, self.value.weight, self.value.bias)
+            gathered = torch.einsum('hqk,bkc->bqhc', attn[0].to(x.dtype), x.flatten(1, 2))
+        else:
+            gathered = (attn.to(x.dtype) @ x.flatten(1, 2)[:, None]).transpose(1, 2)
+        return self.value(gathered.flatten(2))
 
     @torch.jit.unused
     def _through_windows(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
@@ -388,12 +398,12 @@ class SelfAttention2d(nn.Module):
     ) -> torch.Tensor:
         """Values of what these rows of queries gather, shape (B, Q, W, dim)."""
         if path == 'fused':
-            gathered = self._through_fused(x, key, first, last)
+            values = self.value(self._through_fused(x, key, first, last).flatten(2))
         elif path == 'windows' and last is not None:
-            gathered = self._through_windows(x, first, last)
+            values = self.value(self._through_windows(x, first, last).flatten(2))
         else:
-            gathered = self._through_map(x, key, first, last)
-        return self.value(gathered.flatten(2).unflatten(1, [-1, x.shape[2]]))
+            values = self._through_map(x, key, first, last)
+        return values.unflatten(1, [-1, x.shape[2]])
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim)."""

@@ -9,9 +9,16 @@ from timm.layers import register_notrace_function, register_notrace_module
 
 from .onlookers import counted, traced
 
-__all__ = ['Linear', 'linear', 'weight_gradient']
+__all__ = ['Linear', 'autocast_dtype', 'linear', 'weight_gradient']
 
 ONEDNN = torch.backends.mkldnn.is_available()
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype:
+    """What a linear map of x computes in: autocast's dtype where that is on, but float64 stays."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
 
 
 def through_onednn(*tensors: torch.Tensor) -> bool:
@@ -42,9 +49,10 @@ def linear(
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Gradient ``grad' x`` of :func:`linear` with respect to its weight, for matrices; it may be written to ``out``."""
+    grad = grad.T.contiguous()  # as oneDNN wants it in half precision too
     if through_onednn(x):
-        return linear(grad.T.contiguous(), x.T.contiguous())
-    return torch.mm(grad.T, x, out=out)
+        return linear(grad, x.T.contiguous())
+    return torch.mm(grad, x, out=out)
 
 
 @register_notrace_module

@@ -9,8 +9,8 @@ walked through in groups of images (or, of large ones, of heads) that stay in th
     y   = sum_h C_h U_h    columns meet, heads are summed     (H, W, images, channels)
 
 Images lie beside the channels, so that every product sees them as more of these and nothing is transposed in between.
-The backward pass is the same walk with transposed factors, and gathers again what the other gradients need. Whole maps
-take the place of the factors where they are faster (whole_maps).
+The backward pass is the same walk with transposed factors, and gathers again what the other gradients need. Where whole
+maps are faster (`shared_maps`), they take the place of their factors.
 """
 from math import prod
 from typing import Any, Optional, Tuple
@@ -20,9 +20,9 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
-from .linear import linear, weight_gradient
+from .linear import autocast_dtype, linear, weight_gradient
 from .onlookers import must_be_plain
-from .whole_maps import attend_by_maps, backward_by_maps, maps_are_faster
+from .shared_maps import map_attention, maps_are_faster, maps_of_factors, without_tiny
 
 __all__ = ['attend_in_groups', 'gather', 'separable_attention']
 
@@ -95,7 +95,7 @@ def attend_in_groups(
     heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
     channels, out_channels = x.shape[3], weight.shape[0]
     images, step = group_size(x, heads, out_channels)
-    rows, cols = row_probs.to(x.dtype), col_probs.to(x.dtype).transpose(0, 1)
+    rows, cols = without_tiny(row_probs, x.dtype), without_tiny(col_probs, x.dtype).transpose(0, 1)
     values = weight.unflatten(1, (heads, channels)).transpose(0, 1).contiguous()
 
     out = x.new_empty(x.shape[0], height, width, out_channels)
@@ -146,7 +146,7 @@ def backward_in_groups(
     heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
     channels, out_channels = x.shape[3], weight.shape[0]
     images, step = group_size(x, heads, channels)
-    rows, cols = row_probs.to(x.dtype), col_probs.to(x.dtype)
+    rows, cols = (without_tiny(probs, x.dtype) for probs in (row_probs, col_probs))
     values = weight.unflatten(1, (heads, channels)).permute(1, 2, 0).contiguous()
 
     sums = torch.promote_types(x.dtype, torch.float32)
@@ -201,8 +201,7 @@ class SeparableAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         ctx.save_for_backward(*args)
-        ctx.by_maps = maps_are_faster(args[2])
-        return attend_by_maps(*args) if ctx.by_maps else attend_in_groups(*args)
+        return attend_in_groups(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -212,8 +211,7 @@ class SeparableAttention(torch.autograd.Function):
             found = iter(torch.autograd.grad(plain_attention(*ctx.saved_tensors), wanted, grad, create_graph=True))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         grad_bias = grad.sum((0, 1, 2)) if ctx.needs_input_grad[4] else None
-        backward = backward_by_maps if ctx.by_maps else backward_in_groups
-        return *backward(grad, ctx.needs_input_grad, *ctx.saved_tensors[:4]), grad_bias
+        return *backward_in_groups(grad, ctx.needs_input_grad, *ctx.saved_tensors[:4]), grad_bias
 
 
 def choose_groups(
@@ -223,12 +221,13 @@ def choose_groups(
         weight: torch.Tensor,
         bias: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """:func:`separable_attention` in groups where nobody looks on."""
+    """:func:`separable_attention` in groups, or by whole maps, where nobody looks on."""
     if must_be_plain(x):
         return plain_attention(row_probs, col_probs, x, weight, bias)
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    dtype = autocast_dtype(x)
+    x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if maps_are_faster(x):
+        return map_attention(maps_of_factors(row_probs, col_probs), x, weight, bias).unflatten(1, x.shape[1:3])
     return SeparableAttention.apply(row_probs, col_probs, x, weight, bias)
 
 
@@ -243,8 +242,8 @@ def separable_attention(
 ) -> torch.Tensor:
     """Attend with the product of row and column probabilities: ``sum_h (R_h (x) C_h) x W_h + bias``.
 
-    What all heads gather is never held, and (H W) x (H W) maps only where that is faster. Under autocast it computes in
-    autocast's dtype, as a linear map does. Tracers, compilers and functional transforms see it operator by operator.
+    What all heads gather is never held, and (H W) x (H W) maps only where they are faster. Under autocast it computes
+    in autocast's dtype, as a linear map does. Tracers, compilers and functional transforms see it operator by operator.
 
     Args:
         row_probs: Probabilities of key rows, the same for all columns and images, shape (heads, H, H), query before

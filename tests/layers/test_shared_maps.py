@@ -1,0 +1,126 @@
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from saved import saved_bytes
+from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention, shared_maps
+from timm_selfconv.layers.shared_maps import map_attention, maps_are_faster, maps_of_factors, without_tiny
+
+
+def inputs(heads=3, queries=4, batch=3, height=2, width=3, channels=5, out_channels=2, seed=0):
+    """Maps, input, weight and bias that ask for gradients."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    tensors = (
+        normal(heads, queries, height * width).softmax(-1), normal(batch, height, width, channels),
+        normal(out_channels, heads * channels), normal(out_channels))
+    return [t.requires_grad_() for t in tensors]
+
+
+def head_by_head(maps, x, weight, bias):
+    """Equation (1): each head's values, gathered by its map, summed."""
+    values = weight.split(x.shape[3], dim=1)
+    return sum(a @ x.flatten(1, 2) @ w.T for a, w in zip(maps, values)) + bias
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(1, 4), st.integers(1, 5), st.integers(0, 4), st.integers(1, 4), st.integers(1, 4),
+    st.integers(1, 2 ** 12))
+def test_groups_of_any_size_equal_each_head_by_itself(heads, queries, batch, height, width, budget):
+    tensors = inputs(heads, queries, batch, height, width)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_maps, 'CPU_BYTES', budget)
+        torch.testing.assert_close(map_attention(*tensors), head_by_head(*tensors))
+
+
+@pytest.mark.parametrize('budget', [1, 1000, 2 ** 20])
+@pytest.mark.parametrize('frozen', [(), (0,), (1,), (2,), (3,), (0, 1), (1, 2), (0, 2)])
+def test_gradients_are_autograds_whichever_are_wanted(frozen, budget, monkeypatch):
+    monkeypatch.setattr(shared_maps, 'CPU_BYTES', budget)
+    tensors = inputs()
+    for i in frozen:
+        tensors[i].requires_grad_(False)
+    wanted = [t for t in tensors if t.requires_grad]
+    grad = torch.randn(3, 4, 2, dtype=torch.float64)
+    found = torch.autograd.grad(map_attention(*tensors), wanted, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(head_by_head(*tensors), wanted, grad))
+
+
+def test_first_and_second_derivatives():
+    assert torch.autograd.gradcheck(map_attention, inputs())
+    assert torch.autograd.gradgradcheck(map_attention, inputs(2, 2, 2, 2, 2, 2))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_a_map_of_factors_is_their_kronecker_product(heads, height, width):
+    rows, cols = torch.rand(heads, height, height).double(), torch.rand(heads, width, width).double()
+    for found, row, col in zip(maps_of_factors(rows, cols), rows, cols):
+        torch.testing.assert_close(found, torch.kron(row, col))
+
+
+@pytest.fixture
+def matrix_units(monkeypatch):
+    """A processor with AMX, as far as we ask."""
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'amx_bf16': True}, raising=False)
+
+
+@pytest.mark.parametrize('grid,channels,dtype,wanted', [
+    ((16, 16), 400, torch.bfloat16, True),
+    ((8, 8), 96, torch.bfloat16, True),
+    ((16, 16), 400, torch.float32, False),
+    ((24, 24), 400, torch.bfloat16, False),
+    ((16, 16), 96, torch.bfloat16, False),
+])
+def test_matrix_units_take_maps_of_small_grids(grid, channels, dtype, wanted, matrix_units):
+    assert maps_are_faster(torch.empty(1, *grid, channels, dtype=dtype)) is wanted
+
+
+@pytest.mark.parametrize('capabilities', [{}, {'amx_bf16': False}, {'avx512_bf16': True}])
+def test_no_other_processor_does(capabilities, monkeypatch):
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: capabilities, raising=False)
+    assert maps_are_faster(torch.empty(1, 2, 2, 8, dtype=torch.bfloat16)) is False
+
+
+def test_nor_does_a_torch_that_cannot_say(monkeypatch):
+    monkeypatch.delattr(torch.cpu, 'get_capabilities', raising=False)
+    assert maps_are_faster(torch.empty(1, 2, 2, 8, dtype=torch.bfloat16)) is False
+
+
+@pytest.mark.parametrize('width', [4, 16])  # maps of 4 columns, factors of 16
+def test_maps_and_factors_agree(width, matrix_units):
+    generator = torch.Generator().manual_seed(0)
+    rows, cols, x, weight, bias = (torch.randn(shape, generator=generator) for shape in (
+        (3, 4, 4), (3, width, width), (2, 4, width, 16), (5, 48), (5,)))
+    rows, cols = rows.softmax(-1), cols.softmax(-1)
+    half = separable_attention(rows, cols, x.bfloat16(), weight.bfloat16(), bias.bfloat16())
+    wanted = separable_attention(rows, cols, x, weight, bias)
+    assert (half - wanted).norm() < 0.01 * wanted.norm()
+
+
+def test_no_probability_is_denormal():
+    probs = torch.tensor([0.5, 1e-29, 1e-31, 1e-40, 0.])
+    assert without_tiny(probs, torch.float32).tolist() == [0.5, probs[1].item(), 0., 0., 0.]
+    assert without_tiny(probs, torch.float64)[3] == 0.
+    assert without_tiny(probs[:1], torch.float16).dtype == torch.float16
+
+
+@pytest.mark.parametrize('hook', ['values', 'dropout', 'none'])
+def test_a_general_quadratic_layer_keeps_maps_and_input_alone(hook):
+    """Unless somebody waits for what comes to its value map."""
+    attn = SelfAttention2d(16, 9, encoding='quadratic_gen')
+    x, seen = torch.randn(16, 4, 4, 16, requires_grad=True), []
+    expected = saved_bytes(attn, x)[1]
+    if hook != 'none':
+        module = attn.value if hook == 'values' else attn.attn_drop
+        module.register_forward_hook(lambda module, args, out: seen.append(tuple(args[0].shape)))
+    kept, out = saved_bytes(attn, x)
+    assert seen == {'values': [(16, 16, 144)], 'dropout': [(1, 9, 16, 16)], 'none': []}[hook]
+    assert kept > 9 * x.nbytes if hook == 'values' else kept < 5 * x.nbytes
+    torch.testing.assert_close(out, expected)
+    with explicit_maps():
+        torch.testing.assert_close(attn(x), expected)
