@@ -14,7 +14,7 @@ from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, sel
 from .linear import Linear
 from .onlookers import hooked, must_be_plain
 from .separable import axis_probs, gather, separable_attention
-from .shared_maps import map_attention
+from .shared_maps import map_attention, without_tiny
 from .windows import gaussian_windows
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
@@ -385,7 +385,7 @@ class SelfAttention2d(nn.Module):
     def _through_windows(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """What each Gaussian head gathers for these rows of queries in its window, shape (B, Q W, heads, dim)."""
         return torch.stack([
-            self.attn_drop(probs).to(x.dtype) @ x[:, i:j].flatten(1, 2) for probs, i, j in gaussian_windows(
+            without_tiny(self.attn_drop(probs), x.dtype) @ x[:, i:j].flatten(1, 2) for probs, i, j in gaussian_windows(
                 self.encoding.centers, self.encoding.spreads, x.shape[1], x.shape[2], first, last)], dim=2)
 
     def _values(
