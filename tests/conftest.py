@@ -10,6 +10,9 @@ from timm.layers import set_fused_attn
 
 import timm_selfconv  # noqa: F401  registers the nets
 
+# torch reads it once a process: a test that profiles must not let it talk in a later one that runs a command
+os.environ.setdefault('KINETO_LOG_LEVEL', '99')
+
 
 @pytest.fixture(scope='session')
 def repo():
