@@ -14,7 +14,7 @@ from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, sel
 from .linear import Linear
 from .onlookers import hooked, must_be_plain
 from .separable import axis_probs, gather, separable_attention
-from .shared_maps import map_attention, without_tiny
+from .shared_maps import gather_by_maps, map_attention, without_tiny
 from .windows import gaussian_windows
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
@@ -376,7 +376,7 @@ class SelfAttention2d(nn.Module):
             if not torch.jit.is_scripting():
                 if not must_be_plain(x) and self._plain_values():
                     return map_attention(attn[0], x, self.value.weight, self.value.bias)
-            gathered = torch.einsum('hqk,bkc->bqhc', attn[0].to(x.dtype), x.flatten(1, 2))
+            gathered = gather_by_maps(attn[0], x)
         else:
             gathered = (attn.to(x.dtype) @ x.flatten(1, 2)[:, None]).transpose(1, 2)
         return self.value(gathered.flatten(2))

@@ -22,7 +22,7 @@ from timm.layers import register_notrace_function
 
 from .linear import autocast_dtype, linear, weight_gradient
 from .onlookers import must_be_plain
-from .shared_maps import map_attention, maps_are_faster, maps_of_factors, without_tiny
+from .shared_maps import gradients_with_graph, map_attention, maps_are_faster, maps_of_factors, without_tiny
 
 __all__ = ['attend_in_groups', 'gather', 'separable_attention']
 
@@ -207,9 +207,7 @@ class SeparableAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad, = grads
         if torch.is_grad_enabled():  # who differentiates once more needs a graph of this
-            wanted = [t for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad) if needed]
-            found = iter(torch.autograd.grad(plain_attention(*ctx.saved_tensors), wanted, grad, create_graph=True))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+            return gradients_with_graph(plain_attention, ctx, grad)
         grad_bias = grad.sum((0, 1, 2)) if ctx.needs_input_grad[4] else None
         return *backward_in_groups(grad, ctx.needs_input_grad, *ctx.saved_tensors[:4]), grad_bias
 

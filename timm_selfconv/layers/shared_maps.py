@@ -5,14 +5,15 @@ its values. Its gradients are five. All are large and near the top speed even of
 of `separable`, over the keys of a row, keep waiting. The batch is walked through in groups of images whose gathered
 input, (B, Q, heads, C), stays in the cache; the backward pass gathers it again.
 """
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 
 from .linear import autocast_dtype, linear, weight_gradient
 
-__all__ = ['map_attention', 'maps_are_faster', 'maps_of_factors', 'without_tiny']
+__all__ = [
+    'gather_by_maps', 'gradients_with_graph', 'map_attention', 'maps_are_faster', 'maps_of_factors', 'without_tiny']
 
 # bytes of what the heads of a group gather: on a CPU a share of the cache, elsewhere of the memory
 CPU_BYTES = 16 * 2 ** 20
@@ -34,6 +35,11 @@ def maps_of_factors(row_probs: torch.Tensor, col_probs: torch.Tensor) -> torch.T
     return (row_probs[:, :, None, :, None] * col_probs[:, None, :, None, :]).flatten(3).flatten(1, 2)
 
 
+def gather_by_maps(maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What each head gathers by its map, (heads, Q, H W), of x, (B, H, W, C): shape (B, Q, heads, C), of x's dtype."""
+    return torch.einsum('hqk,bkc->bqhc', maps.to(x.dtype), x.flatten(1, 2))
+
+
 def plain_attention(
         maps: torch.Tensor,
         x: torch.Tensor,
@@ -41,8 +47,7 @@ def plain_attention(
         bias: Optional[torch.Tensor],
 ) -> torch.Tensor:
     """:func:`map_attention` operator by operator."""
-    gathered = torch.einsum('hqk,bkc->bqhc', maps.to(x.dtype), x.flatten(1, 2))
-    return F.linear(gathered.flatten(2), weight, bias)
+    return F.linear(gather_by_maps(maps, x).flatten(2), weight, bias)
 
 
 def without_tiny(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -116,6 +121,17 @@ def gradients(
         grad_x.view(x.shape) if needs[1] else None, grad_weight.to(weight.dtype) if needs[2] else None)
 
 
+def gradients_with_graph(
+        function: Callable[..., torch.Tensor],
+        ctx: Any,
+        grad: torch.Tensor,
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """Gradients of a function of what ctx saved, where needed, to be differentiated once more."""
+    wanted = [t for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad) if needed]
+    found = iter(torch.autograd.grad(function(*ctx.saved_tensors), wanted, grad, create_graph=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+
+
 class MapAttention(torch.autograd.Function):
     """:func:`map_attention` in groups; it keeps its arguments alone for the backward pass."""
 
@@ -128,9 +144,7 @@ class MapAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad, = grads
         if torch.is_grad_enabled():  # who differentiates once more needs a graph of this
-            wanted = [t for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad) if needed]
-            found = iter(torch.autograd.grad(plain_attention(*ctx.saved_tensors), wanted, grad, create_graph=True))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+            return gradients_with_graph(plain_attention, ctx, grad)
         grad_bias = grad.sum((0, 1)) if ctx.needs_input_grad[3] else None
         return *gradients(grad, ctx.needs_input_grad, *ctx.saved_tensors[:3]), grad_bias
 
