@@ -30,10 +30,10 @@ def net_options() -> argparse.ArgumentParser:
     return parser
 
 
-def data_options() -> argparse.ArgumentParser:
+def data_options(split: str = 'test') -> argparse.ArgumentParser:
     """Which images of a dataset: arguments of :func:`timm_selfconv.data.open_dataset`."""
     parser = options('--data-dir', help='where the files of a named dataset lie')
-    parser.add_argument('--split', default='test', help='split of the dataset (default: test)')
+    parser.add_argument('--split', default=split, help=f'split of the dataset (default: {split})')
     parser.add_argument('--input-key', default='img', help='column of the images (default: img)')
     return parser
 
@@ -97,14 +97,19 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--output', required=True, metavar='DIR', help='new folder for the richer net')
 
     sub = command(
-        'weights', 'prune', 'drop heads that look at all pixels alike or at a thin stripe, or heads you name', net,
-        json)
+        'weights', 'prune', 'drop heads that look at all pixels alike or at a thin stripe, or heads you name, or those '
+        'whose work the others can do', net, data_options('train'), json)
     sub.add_argument('--output', required=True, metavar='DIR', help='new folder for the smaller net')
     sub.add_argument('--min-eigenvalue', type=float, default=1e-5, help=(
         "drop heads whose precision's largest eigenvalue is below this (default: 1e-5)"))
     sub.add_argument('--max-condition', type=float, default=1e5, help=(
         "drop heads whose precision's condition number is above this (default: 1e5; the released code: 1e3)"))
-    sub.add_argument('--heads', nargs='+', metavar='LAYER:HEAD,HEAD', help='drop these instead, counted from 0')
+    which = sub.add_mutually_exclusive_group()
+    which.add_argument('--heads', nargs='+', metavar='LAYER:HEAD,HEAD', help='drop these instead, counted from 0')
+    which.add_argument('--keep', type=int, nargs='+', metavar='HEADS', help=(
+        'keep so many of each layer instead, which take over what the others did on images of --data'))
+    sub.add_argument('--data', help='folder or name as for eval')
+    sub.add_argument('--count', type=int, default=100, help='how many images of it (default: 100)')
 
     sub = command('look', 'heads', 'what each head does, and how convolutional each layer is', net, json)
     sub.add_argument('--images', nargs='+', default=[], metavar='IMAGE', help=(

@@ -16,7 +16,7 @@ from timm_selfconv.models._weights import require_hub
 
 __all__ = [
     'PictureDataset', 'at_size', 'class_names', 'classify', 'load_images', 'match_classes', 'open_dataset',
-    'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'to_picture']
+    'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures', 'to_picture']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
 SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
@@ -149,6 +149,25 @@ def open_dataset(
     if not len(dataset):
         raise ValueError(f'data={data!r}: split {split!r} has no images')
     return PictureDataset(dataset.reader) if isinstance(dataset, ImageDataset) else dataset
+
+
+def sample_pictures(
+        data: str,
+        split: str,
+        data_dir: Optional[str],
+        input_key: str,
+        count: int,
+) -> List[Image.Image]:
+    """Pictures of a dataset, see :func:`open_dataset`, at even distances: all classes of a sorted one are among them.
+
+    Raises:
+        ValueError: If the dataset can't be had, or no picture is asked for.
+    """
+    if count < 1:
+        raise ValueError(f'count={count}: needs at least 1')
+    dataset = open_dataset(data, split, data_dir, input_key, 'label')
+    count = min(count, len(dataset))
+    return [dataset[i * len(dataset) // count][0].convert('RGB') for i in range(count)]
 
 
 def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:

@@ -16,9 +16,10 @@ from PIL import Image
 from timm.models import save_for_hf
 
 from timm_selfconv import train
+from timm_selfconv.data import open_images, preprocess
 from timm_selfconv.measure import counting
 from timm_selfconv.cli import main
-from timm_selfconv.theory import prune_heads
+from timm_selfconv.theory import merge_heads, prune_heads
 
 SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
 RECIPES = Path(__file__).resolve().parents[2] / 'recipes'
@@ -153,6 +154,32 @@ def test_prune_the_heads_one_names(checkpoint, tmp_path, capsys):
     assert '1, 8' in capsys.readouterr().out
     model = timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True)
     assert model.num_heads == (7, 9, 9, 9, 9, 8)
+
+
+def test_prune_to_a_number_of_heads(degenerate, tmp_path, capsys):
+    generator = torch.Generator().manual_seed(0)
+    for label in range(2):
+        (tmp_path / 'data' / 'train' / str(label)).mkdir(parents=True)
+        for i in range(3):
+            pixels = torch.randint(256, (32, 32, 3), dtype=torch.uint8, generator=generator).numpy()
+            Image.fromarray(pixels).save(tmp_path / 'data' / 'train' / str(label) / f'{i}.png')
+    command = ['prune', degenerate, '--output', str(tmp_path / 'merged'), '--keep', '9', '8', '9', '9', '6', '9']
+    with pytest.raises(SystemExit):
+        main(command)
+    assert 'keep=[9, 8, 9, 9, 6, 9]: needs --data' in capsys.readouterr().err
+    main([*command, '--data', str(tmp_path / 'data'), '--count', '4', '--json'])
+    result = json.loads(capsys.readouterr().out)
+
+    full = timm.create_model(degenerate, pretrained=True).eval()
+    files = [f'0/{i}.png' for i in (0, 1)] + [f'1/{i}.png' for i in (0, 1)]  # every 1.5th of six
+    pictures = open_images([tmp_path / 'data' / 'train' / file for file in files])
+    merged, report = merge_heads(full, (9, 8, 9, 9, 6, 9), preprocess(full, pictures))
+    assert [tuple(row.values()) for row in result['dropped']] == [
+        (merge.layer, list(merge.dropped), pytest.approx(merge.error, rel=1e-3)) for merge in report]
+    loaded = timm.create_model(result['model'], pretrained=True).eval()
+    assert loaded.num_heads == (9, 8, 9, 9, 6, 9)
+    x = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(loaded(x), merged(x), rtol=1e-3, atol=1e-3)
 
 
 def test_what_prune_says_trains_the_pruned_net_on(degenerate, timm_scripts, tmp_path, capsys):

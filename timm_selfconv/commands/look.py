@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Sequence
 
 from tabulate import tabulate
 
-from timm_selfconv.data import classify, open_dataset, open_images, preprocess
+from timm_selfconv.data import classify, open_images, preprocess, sample_pictures
 from timm_selfconv.files import check_new, write_new
 from timm_selfconv.look import explorer
 from timm_selfconv.look.captions import net_caption
@@ -98,8 +98,7 @@ def run_figures(args: argparse.Namespace) -> None:
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     pictures = open_images(args.images)
     if args.data:
-        dataset = open_dataset(args.data, args.split, args.data_dir, args.input_key, 'label')
-        pictures = [dataset[i][0].convert('RGB') for i in range(min(args.count, len(dataset)))]
+        pictures = sample_pictures(args.data, args.split, args.data_dir, args.input_key, args.count)
     images = preprocess(model, pictures) if pictures else None
     query = None if args.query is None else tuple(args.query)
     net = f'{args.model}: {net_caption(args.model, args.checkpoint, args.untrained)}'

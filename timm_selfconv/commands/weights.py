@@ -6,7 +6,7 @@ import re
 import shlex
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -15,6 +15,7 @@ from timm.data import resolve_data_config
 from timm.models import split_model_name_tag
 
 from timm_selfconv import hub, theory
+from timm_selfconv.data import preprocess, sample_pictures
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
 from timm_selfconv.measure import counting, evaluation
 from timm_selfconv.recipe_files import find_recipe
@@ -109,20 +110,31 @@ def train_on_command(folder: Path) -> str:
         '--model-kwargs', *(f'{k}={v!r}'.replace(' ', '') for k, v in model_kwargs.items())])
 
 
+def prune(model: nn.Module, args: argparse.Namespace) -> Tuple[nn.Module, List[Dict[str, Any]]]:
+    """The smaller net that the arguments ask for, and which heads it lost, a row each or a layer each."""
+    if args.keep:
+        if args.data is None:
+            raise ValueError(f'keep={args.keep}: needs --data, images on which heads take over what others did')
+        pictures = sample_pictures(args.data, args.split, args.data_dir, args.input_key, args.count)
+        merged, report = theory.merge_heads(model, args.keep, preprocess(model, pictures))
+        return merged, [
+            {'layer': merge.layer, 'heads dropped': list(merge.dropped), 'error of its sum of heads': merge.error}
+            for merge in report]
+    if args.heads:
+        heads = parse_heads(args.heads)
+        return theory.prune_heads(model, heads), [
+            {'layer': layer, 'heads dropped': dropped} for layer, dropped in heads.items()]
+    heads = theory.degenerate_heads(model, args.min_eigenvalue, args.max_condition)
+    if not heads:
+        raise ValueError(f'model={args.model!r}: has no degenerate heads, nothing to prune')
+    return theory.prune_heads(model, heads), why_degenerate(model, heads, args.min_eigenvalue)
+
+
 def run_prune(args: argparse.Namespace) -> None:
     folder = Path(args.output)
     check_new(folder)
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
-    if args.heads:
-        heads = parse_heads(args.heads)
-        rows: List[Dict[str, Any]] = [{'layer': layer, 'heads dropped': dropped} for layer, dropped in heads.items()]
-    else:
-        heads = theory.degenerate_heads(model, args.min_eigenvalue, args.max_condition)
-        if not heads:
-            raise ValueError(f'model={args.model!r}: has no degenerate heads, nothing to prune')
-        rows = why_degenerate(model, heads, args.min_eigenvalue)
-
-    pruned = theory.prune_heads(model, heads)
+    pruned, rows = prune(model, args)
     input_size = resolve_data_config({}, model=model)['input_size']
     before, after = counting.count(model, input_size), counting.count(pruned, input_size)
     hub.save_folder(pruned, folder)

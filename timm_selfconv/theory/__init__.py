@@ -4,7 +4,8 @@
 - attention_to_conv: back, the convolution that is nearest to a layer.
 - inclusion: a net as the richer net that computes the same.
 - residual: how far a layer is from expressing every convolution (Lemmas 1 and 3); head_statistics: what heads do.
-- pruning: nets without their degenerate heads (appendix E). fusing: nets for inference.
+- pruning: nets without their degenerate heads (appendix E); merging: fewer heads that do what more did.
+- fusing: nets for inference.
 """
 from .attention_to_conv import ConvReport, attention_to_conv, head_kernels, reparameterizable
 from .conv_to_attention import ConvAttention, conv_to_attention
@@ -13,5 +14,6 @@ from .fusing import fuse
 from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \
     mirror_symmetry, spread, translation_consistency
 from .inclusion import include
+from .merging import HeadMerge, merge_heads
 from .pruning import condition_numbers, degenerate_heads, precision_eigenvalues, prune_heads
 from .residual import ConvResidual, at_taps, conv_residual, interior, tap_offsets

@@ -1,0 +1,162 @@
+import pytest
+import timm
+import torch
+from hypothesis import given, settings, strategies as st
+from timm.models import save_for_hf
+
+from timm_selfconv.models import SelfAttentionNet
+from timm_selfconv.theory import include, merge_heads, prune_heads
+from timm_selfconv.theory.merging import merge_values
+
+SMALL = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2)
+
+
+def make_net(num_heads=4, **kwargs):
+    """A net in double precision whose heads differ."""
+    torch.manual_seed(0)
+    net = SelfAttentionNet(**dict(SMALL, **kwargs), num_heads=num_heads, dtype=torch.float64)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return net.eval()
+
+
+def images(count=64, size=8):
+    return torch.randn(count, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def gathered(net, layer, x):
+    """What the heads of a layer gather, by explicit maps: shape (B H W, heads, dim)."""
+    inputs = []
+    attn = net.blocks[layer].attn
+    hook = attn.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    net(x)
+    hook.remove()
+    hidden = inputs[0]
+    probs = attn.attention_probs(hidden).flatten(4).flatten(2, 3)
+    return torch.einsum('bhqk,bkd->bqhd', probs, hidden.flatten(1, 2)).flatten(0, 1)
+
+
+def least_squares(covariance, values, kept):
+    """Values of the heads kept that do best, and their loss, with nothing but the definition."""
+    dim, out = values.shape[1:]
+    root = torch.linalg.cholesky(covariance).T  # covariance = root' root
+    columns = torch.cat([torch.arange(dim) + head * dim for head in kept])
+    target = root @ values.reshape(-1, out)
+    best = torch.linalg.lstsq(root[:, columns], target).solution
+    return best.view(len(kept), dim, out), float((root[:, columns] @ best - target).square().sum())
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2 ** 31), st.data())
+def test_heads_go_as_least_squares_would_have_them_go(heads, dim, out, seed, data):
+    keep = data.draw(st.integers(1, heads))
+    generator = torch.Generator().manual_seed(seed)
+    samples = torch.randn(3 * heads * dim + 5, heads * dim, dtype=torch.float64, generator=generator)
+    covariance = samples.T @ samples / len(samples)
+    values = torch.randn(heads, dim, out, dtype=torch.float64, generator=generator)
+    dropped, merged, loss = merge_values(covariance, values, keep)
+    assert len(dropped) == heads - keep == len(set(dropped))
+
+    left = list(range(heads))
+    for head in dropped:
+        losses = {other: least_squares(covariance, values, [h for h in left if h != other])[1] for other in left}
+        assert losses[head] <= min(losses.values()) * (1 + 1e-9) + 1e-12
+        left.remove(head)
+    expected, least = least_squares(covariance, values, left)
+    torch.testing.assert_close(merged, expected, rtol=1e-7, atol=1e-7)
+    assert loss == pytest.approx(least if dropped else 0., rel=1e-7, abs=1e-10)
+
+
+@pytest.mark.parametrize('encoding,terms', [
+    ('quadratic', ('position',)), ('quadratic_gen', ('position',)), ('learned', ('position',)),
+    ('learned', ('content', 'content_position')), ('quadratic', ('position', 'key_bias')), ('sinusoid', ('content',))])
+def test_values_and_bias_are_those_of_a_regression(encoding, terms):
+    net = make_net(encoding=encoding, terms=terms)
+    x = images(16)
+    merged, (report,) = merge_heads(net, (2, 4), x)
+    kept = [head for head in range(4) if head not in report.dropped]
+    before, after = net.blocks[0].attn, merged.blocks[0].attn
+    assert merged.num_heads == (2, 4) and report.layer == 0 and after.num_heads == 2
+
+    features = gathered(net, 0, x).detach()
+    target = features.flatten(1) @ before.value.weight.detach().T + before.value.bias.detach()
+    columns = torch.cat([features[:, kept].flatten(1), torch.ones(len(features), 1).double()], dim=1)
+    solution = torch.linalg.lstsq(columns, target).solution
+    best, ours = columns @ solution, after.value(features[:, kept].flatten(1)).detach()
+    error = ((target - ours).var(dim=0, unbiased=False).sum() / target.var(dim=0, unbiased=False).sum()).sqrt()
+    assert report.error == pytest.approx(float(error), rel=1e-3, abs=1e-4)
+    assert (target - ours).norm() <= (target - best).norm() * (1 + 1e-4) + 1e-4 * target.norm()
+
+
+def test_a_head_that_stands_twice_costs_nothing():
+    net = make_net(encoding='quadratic', num_heads=(4, 3))
+    with torch.no_grad():
+        for parameter in (net.blocks[0].attn.encoding.centers, net.blocks[0].attn.encoding.spreads):
+            parameter[2] = parameter[0]
+    merged, report = merge_heads(net, (3, 3), images())
+    assert [(merge.layer, merge.dropped) for merge in report] in ([(0, (0,))], [(0, (2,))])
+    assert report[0].error < 1e-3
+    x = images(4)
+    torch.testing.assert_close(merged(x), net(x), rtol=1e-3, atol=1e-3)
+    plain = prune_heads(net, {0: report[0].dropped})
+    assert (merged(x) - net(x)).norm() < 0.01 * (plain(x) - net(x)).norm()
+
+
+def test_later_layers_see_what_earlier_ones_have_become():
+    """Layer by layer, or all at once: the same net."""
+    net, x = make_net(encoding='quadratic_gen', num_heads=(4, 4)), images()
+    at_once, both = merge_heads(net, (2, 3), x)
+    first, one = merge_heads(net, (2, 4), x)
+    second, two = merge_heads(first, (2, 3), x)
+    assert both == one + two
+    torch.testing.assert_close(dict(at_once.state_dict()), dict(second.state_dict()), rtol=1e-9, atol=1e-9)
+
+
+def test_hierarchical_nets_lose_heads_in_every_pass():
+    net = make_net(encoding='learned', hierarchical=True, qk_bias=False, attn_proj=False, depth=3)
+    merged, (report,) = merge_heads(net, (2,), images())
+    assert merged.num_heads == (2,) and merged.depth == 3 and len(report.dropped) == 2
+    kept = [head for head in range(4) if head not in report.dropped]
+    assert torch.equal(merged.blocks[0].attn.encoding.row_keys, net.blocks[0].attn.encoding.row_keys[kept])
+
+
+def test_nothing_else_changes_and_timm_saves_it(tmp_path):
+    net = timm.create_model('sa_quadratic_cifar', **SMALL, num_heads=4, num_classes=3).train()
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    x = images().float()
+    merged, _ = merge_heads(net, (3, 4), x)
+    assert merged.training and net.training and net.num_heads == (4, 4)
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in state.items())
+    changed = {name for name, value in merged.state_dict().items()
+               if value.shape != state[name].shape or not torch.equal(value, state[name])}
+    assert changed == {'blocks.0.attn.' + name for name in (
+        'value.weight', 'value.bias', 'encoding.centers', 'encoding.spreads')}
+    assert {p.dtype for p in merged.parameters()} == {torch.float32}
+    save_for_hf(merged, tmp_path / 'merged', safe_serialization=True)
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'merged'}", pretrained=True).eval()
+    torch.testing.assert_close(loaded(x), merged.eval()(x), rtol=0, atol=0)
+
+    rich = include(merged, timm.create_model('sa_quadratic_gen_cifar', **SMALL, num_heads=(3, 4), num_classes=3))
+    torch.testing.assert_close(rich.eval()(x), merged(x), rtol=1e-4, atol=1e-4)
+
+
+def test_all_heads_may_stay():
+    net = make_net()
+    merged, report = merge_heads(net, (4, 4), images(2))
+    assert report == [] and torch.equal(merged(images(2)), net(images(2)))
+
+
+@pytest.mark.parametrize('num_heads,x,match', [
+    ((2,), images(2), r'num_heads=\(2,\): needs one number for each layer, from 1 to \(4, 4\)'),
+    ((0, 4), images(2), 'num_heads='),
+    ((4, 5), images(2), 'num_heads='),
+    ((2, 2), images(0), r'images=\(0, 3, 8, 8\): needs at least one'),
+    ((2, 2), images(2) * float('nan'), 'images: layer 0 sees the same at all of their pixels, or no numbers')])
+def test_what_does_not_fit_is_named(num_heads, x, match):
+    with pytest.raises(ValueError, match=match):
+        merge_heads(make_net(), num_heads, x)
+
+
+def test_other_nets_are_refused():
+    with pytest.raises(ValueError, match='model=ResNetCifar: needs a SelfAttentionNet'):
+        merge_heads(timm.create_model('resnet18_cifar', device='meta'), (), images(1))

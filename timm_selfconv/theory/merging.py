@@ -1,0 +1,150 @@
+"""Fewer heads that do what more did: each head that goes leaves its work to those that stay.
+
+Appendix E of the paper drops heads that look at nothing in particular. Others can go too, where some attend nearly
+alike, or one nearly as a few do together: a layer's output is linear in its heads' values, so the best values for the
+heads that stay, and the loss without each head, have closed forms. They are those of the optimal brain surgeon
+(Hassibi, Stork, NeurIPS 1992, eq. 5), with all values of a head in the place of one weight.
+"""
+from dataclasses import dataclass
+from typing import List, Sequence, Tuple
+
+import torch
+import torch.nn as nn
+
+from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.models import SelfAttentionNet
+from .pruning import block_attentions, prune_heads
+
+__all__ = ['HeadMerge', 'merge_heads']
+
+RIDGE = 1e-6  # of the mean variance: what heads alike would leave undetermined
+IMAGES_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class HeadMerge:
+    """What became of the heads of a layer.
+
+    Attributes:
+        layer: Layer, counted from 0.
+        dropped: Heads that are gone, counted from 0, the first to go first.
+        error: Standard deviation of the change of the layer's sum of heads, over that of the sum.
+    """
+    layer: int
+    dropped: Tuple[int, ...]
+    error: float
+
+
+def gathered_moments(
+        model: nn.Module,
+        attn: SelfAttention2d,
+        images: torch.Tensor,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Mean and covariance, over queries and images, of what the heads of a layer gather, before their values.
+
+    Args:
+        model: A net in eval mode.
+        attn: One of its layers.
+        images: Shape (B, in_chans, H, W).
+
+    Returns:
+        Mean, shape (heads dim,), and covariance, (heads dim, heads dim), float64.
+    """
+    count, total, products = 0, torch.zeros(()), torch.zeros(())
+
+    def add(module: nn.Module, inputs: Tuple[torch.Tensor]) -> None:
+        nonlocal count, total, products
+        gathered = inputs[0].flatten(0, -2).double()
+        count, total = count + len(gathered), total + gathered.sum(dim=0)
+        products = products + gathered.T @ gathered
+
+    hook = attn.value.register_forward_pre_hook(add)
+    try:
+        with torch.no_grad():
+            for batch in images.split(IMAGES_AT_ONCE):
+                model(batch)
+    finally:
+        hook.remove()
+    mean = total / count
+    return mean, products / count - mean[:, None] * mean
+
+
+def merge_values(covariance: torch.Tensor, values: torch.Tensor, keep: int) -> Tuple[List[int], torch.Tensor, float]:
+    """Drop heads one at a time, each time that one without which the others, fitted anew, do best.
+
+    Args:
+        covariance: Of what the heads gather, shape (heads dim, heads dim), positive definite.
+        values: What each head makes of it, shape (heads, dim, out).
+        keep: Number of heads to keep, from 1 to all.
+
+    Returns:
+        Heads dropped, in their order of going; values of those that stay, shape (keep, dim, out); and the loss: the
+        variance, summed over outputs, of the change of the heads' sum.
+    """
+    heads, dim, _ = values.shape
+    inverse = torch.linalg.inv(covariance).view(heads, dim, heads, dim)
+    left, dropped, loss = list(range(heads)), [], 0.
+    while len(left) > keep:
+        # the least loss without head i is trace(V_i' C_i V_i), C_i the inverse of block i of the inverse covariance
+        pulls = [torch.linalg.solve(inverse[i, :, i], values[i]) for i in range(len(left))]
+        losses = torch.stack([(pull * value).sum() for pull, value in zip(pulls, values)])
+        i = int(losses.argmin())
+        loss += float(losses[i])
+        rest = [j for j in range(len(left)) if j != i]
+        values = values[rest] - inverse[rest, :, i] @ pulls[i]
+        column = inverse[rest][:, :, i].flatten(0, 1)
+        inverse = inverse[rest][:, :, rest] - (column @ torch.linalg.solve(inverse[i, :, i], column.T)).view(
+            len(rest), dim, len(rest), dim)
+        dropped.append(left.pop(i))
+    return dropped, values, loss
+
+
+def merge_heads(
+        model: nn.Module,
+        num_heads: Sequence[int],
+        images: torch.Tensor,
+) -> Tuple[SelfAttentionNet, List[HeadMerge]]:
+    """A net with fewer heads, whose values are fitted anew to do what all heads did.
+
+    Layer by layer, from the first on: heads go one at a time, each time that one without which the others, with values
+    by least squares, change the layer's output least. Where the others gather, they gather as before.
+
+    Args:
+        model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is.
+        num_heads: Heads to keep, of each layer.
+        images: What the change is measured on, preprocessed, shape (B, in_chans, H, W); queries of all images together
+            should be some times as many as channels of all heads of a layer. They need no labels.
+
+    Returns:
+        The smaller net, in the same mode and on the same device, and what became of each layer that lost heads.
+
+    Raises:
+        ValueError: If it is another kind of net, a number of heads is out of range, or the images leave nothing to fit.
+    """
+    numbers = [attn.num_heads for attn in block_attentions(model)]
+    if len(num_heads) != len(numbers) or not all(1 <= keep <= n for keep, n in zip(num_heads, numbers)):
+        raise ValueError(f'num_heads={tuple(num_heads)}: needs one number for each layer, from 1 to {tuple(numbers)}')
+    if not len(images):
+        raise ValueError(f'images={tuple(images.shape)}: needs at least one')
+    merged, report = prune_heads(model, {}).eval(), []
+    for layer, (heads, keep) in enumerate(zip(numbers, num_heads)):
+        if keep == heads:
+            continue
+        attn = block_attentions(merged)[layer]
+        mean, covariance = gathered_moments(merged, attn, images)
+        weight = attn.value.weight.detach().double()
+        variance = float(((weight @ covariance) * weight).sum())
+        if not variance > 0:
+            raise ValueError(f'images: layer {layer} sees the same at all of their pixels, or no numbers')
+        covariance.diagonal().add_(RIDGE * covariance.diagonal().mean())
+        dropped, values, loss = merge_values(covariance, weight.T.reshape(heads, attn.dim, -1), keep)
+        report.append(HeadMerge(layer, tuple(dropped), (max(loss, 0.) / variance) ** 0.5))
+
+        merged = prune_heads(merged, {layer: dropped})
+        value = block_attentions(merged)[layer].value
+        means = mean.view(heads, -1)[[head for head in range(heads) if head not in dropped]].flatten()
+        merged_weight = values.flatten(0, 1).T
+        with torch.no_grad():
+            value.weight.copy_(merged_weight)
+            value.bias.add_(weight @ mean - merged_weight @ means)
+    return merged.train(model.training), report
