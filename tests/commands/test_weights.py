@@ -167,6 +167,9 @@ def test_prune_to_a_number_of_heads(degenerate, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(command)
     assert 'keep=[9, 8, 9, 9, 6, 9]: needs --data' in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(['prune', degenerate, '--output', str(tmp_path / 'merged'), '--data', str(tmp_path / 'data')])
+    assert 'needs --keep' in capsys.readouterr().err and not (tmp_path / 'merged').exists()
     main([*command, '--data', str(tmp_path / 'data'), '--count', '4', '--json'])
     result = json.loads(capsys.readouterr().out)
 

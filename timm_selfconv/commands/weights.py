@@ -120,6 +120,8 @@ def prune(model: nn.Module, args: argparse.Namespace) -> Tuple[nn.Module, List[D
         return merged, [
             {'layer': merge.layer, 'heads dropped': list(merge.dropped), 'error of its sum of heads': merge.error}
             for merge in report]
+    if args.data is not None:
+        raise ValueError(f'data={args.data!r}: needs --keep, the numbers of heads; nothing else looks at images')
     if args.heads:
         heads = parse_heads(args.heads)
         return theory.prune_heads(model, heads), [
