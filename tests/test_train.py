@@ -356,6 +356,9 @@ def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_p
     shipped = hub.safetensors.torch.load_file(tmp_path / 'timm_selfconv/weights/sa_quadratic_tiny_cifar.safetensors')
     ema = torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=True)['state_dict_ema']
     torch.testing.assert_close(shipped, {k: v.half() for k, v in ema.items()})
+    card = (tmp_path / 'timm_selfconv/weights/sa_quadratic_tiny_cifar.md').read_text()
+    assert '| arguments | epochs=1 model_ema=true batch_size=8 --batches 1 |\n| epochs | 0.3 |\n' in card
+    assert '| images | 8: 1 x 1 batches of 8 |\n' in card  # of 24
     command[command.index('--checkpoint') + 1] = str(tmp_path / 'out' / 'sa_quadratic_tiny_cifar')
     command[command.index('--output') + 1] = 'from_shards'
     cli(command[1:])

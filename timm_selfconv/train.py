@@ -299,12 +299,15 @@ def summary(history: List[Dict[str, float]]) -> str:
 def export_command(training: Training, options: argparse.Namespace, data: str) -> str:
     """The command that makes a weight file and its model card of a run."""
     args, device = training.args, training.images.device
-    threads = torch.get_num_threads()
+    threads, epochs, batches = torch.get_num_threads(), len(training.history), training.batches
+    overrides, seen = options.overrides, epochs * batches * args.batch_size
+    whole = batches == len(training.images) // args.batch_size
     facts = {
         'recipe': options.recipe,
         'script': 'python -m timm_selfconv.train',
-        'arguments': ' '.join(options.overrides) or 'none',
-        'epochs': args.epochs,
+        'arguments': ' '.join(overrides if whole else [*overrides, f'--batches {batches}']) or 'none',
+        'epochs': epochs if whole else f'{seen / len(training.images):.1f}',
+        'images': None if whole else f'{seen:,}: {epochs} x {batches} batches of {args.batch_size}',
         'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
         'initialised from': args.initial_checkpoint,
         'teacher': args.kd_model_name,
