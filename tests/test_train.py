@@ -347,6 +347,13 @@ def test_every_net_trains_resumes_and_exports(name, folder, tmp_path, capsys):
     assert f'--fact recipe={TINY} ' in exported and '--fact seed=42 ' in exported
 
 
+def test_whole_epochs_are_told_as_such(folder, tmp_path, capsys):
+    for batches in ([], ['--batches', '3']):  # all that there are
+        run(folder, tmp_path / f'{len(batches)}', *batches, 'epochs=2', SMALL)
+        exported = capsys.readouterr().out.strip().splitlines()[-1]
+        assert '--fact epochs=2 ' in exported and 'images=' not in exported and '--batches' not in exported
+
+
 def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_path, capsys, monkeypatch):
     """With a net of its own size: export knows no other."""
     run(folder, tmp_path / 'run', '--batches', '1', '--shards', str(tmp_path / 'out'), 'epochs=1', 'model_ema=true')
@@ -365,5 +372,5 @@ def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_p
     again = hub.safetensors.torch.load_file(tmp_path / 'from_shards/sa_quadratic_tiny_cifar.safetensors')
     torch.testing.assert_close(again, shipped)
     card = (tmp_path / 'from_shards' / 'sa_quadratic_tiny_cifar.md').read_text()
-    assert '| epochs | 1 |' in card and '| weights | moving average, decay 0.9998 |' in card
+    assert '| epochs | 0.3 |' in card and '| weights | moving average, decay 0.9998 |' in card
     assert '| precision | trained under bfloat16 autocast, stored as float16 |' in card
