@@ -7,7 +7,12 @@ from timm_selfconv.measure import tables
 
 def run_list(args: argparse.Namespace) -> None:
     rows = tables.zoo_rows()
-    print(json.dumps(rows, indent=2) if args.json else tables.format_zoo(rows, wide=args.wide))
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(tables.format_zoo(rows, wide=args.wide))
+    if any(row['initialised_from'] for row in rows):
+        print(f'\n{tables.NOT_FROM_SCRATCH}')
 
 
 def run_tables(args: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ __all__ = [
 
 # facts of model cards that say how weights came about
 HOW = ('initialised from', 'recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
+NOT_FROM_SCRATCH = "* not from scratch: trained on from another net's weights (timm_selfconv.theory.include)"
 
 
 COUNTS = Path(__file__).with_name('counts.json')  # python -m timm_selfconv.measure.tables writes it
@@ -173,7 +174,7 @@ def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
     texts += ['\n'.join(textwrap.fill(f'[{i}] {note}', 100) for i, note in enumerate(notes, 1)),
               textwrap.fill(explanation, 100)]
     if any(row['measured']['initialised_from'] for row in rows):
-        texts.append("* not from scratch: trained on from another net's weights (timm_selfconv.theory.include)")
+        texts.append(NOT_FROM_SCRATCH)
     return '\n\n'.join(texts)
 
 
@@ -194,11 +195,11 @@ def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: b
     """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown), in 100 columns or all."""
     lines = [{
         'name': row['name'], 'paper': published_text(row['paper']), 'report': published_text(row['report']),
-        'here': accuracy_text(row['here']), **{key: row[key] or '-' for key in HOW},
+        'here': accuracy_text(row['here'], None if wide else row['initialised from']),
+        **{key: row[key] or '-' for key in HOW},
     } for row in rows]
-    extra = () if wide else [key for key in HOW if key not in ('epochs', 'initialised from')]
-    unknown = () if any(row['initialised from'] for row in rows) else ('initialised from',)
-    return table(lines, ('name', *(key for key in HOW if key not in ('epochs', 'seed'))), tablefmt, (*extra, *unknown))
+    extra = () if wide else [key for key in HOW if key != 'epochs']
+    return table(lines, ('name', *(key for key in HOW if key not in ('epochs', 'seed'))), tablefmt, extra)
 
 
 if __name__ == '__main__':
