@@ -57,8 +57,8 @@ def test_recipe_that_there_is_not(repo, capsys):
 
 
 def test_the_trainer_takes_names_of_recipes(repo, tmp_path, monkeypatch):
-    expected = train.read_recipe(str(repo / 'recipes' / 'tiny.yaml'), ['model=sa_quadratic_tiny_cifar'])
+    expected = train.read_recipe(str(repo / 'recipes' / 'muon_tiny.yaml'), ['model=sa_quadratic_tiny_cifar'])
     monkeypatch.chdir(tmp_path)
-    assert train.read_recipe('tiny', ['model=sa_quadratic_tiny_cifar']) == expected
+    assert train.read_recipe('muon_tiny', ['model=sa_quadratic_tiny_cifar']) == expected
     with pytest.raises(ValueError, match=r"recipe='nowhere.yaml': there is none; the package has .*tiny"):
         train.read_recipe('nowhere.yaml')

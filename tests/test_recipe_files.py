@@ -5,7 +5,7 @@ import pytest
 
 from timm_selfconv.recipe_files import read_recipe
 
-TINY = str(Path(__file__).resolve().parent.parent / 'recipes' / 'tiny.yaml')
+TINY = str(Path(__file__).resolve().parent.parent / 'recipes' / 'muon_tiny.yaml')
 
 
 @pytest.mark.parametrize('overrides,message', [

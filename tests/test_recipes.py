@@ -257,6 +257,6 @@ def test_recipes_train_for_two_batches(recipe, images, timm_scripts, python, tmp
 
 def test_two_processes_train_one_recipe(images, timm_scripts, environment, tmp_path):
     launcher = ['-m', 'torch.distributed.run', '--nproc_per_node=2', '--standalone']
-    train = command(timm_scripts, 'tiny', images, tmp_path, '--device-modules', 'timm_selfconv', 'ddp_on_cpu')
+    train = command(timm_scripts, 'muon_tiny', images, tmp_path, '--device-modules', 'timm_selfconv', 'ddp_on_cpu')
     done = subprocess.run([sys.executable, *launcher, *train], env=environment, capture_output=True, text=True)
-    assert trained(done, tmp_path, 'tiny', batches=1)['epoch'] == 0
+    assert trained(done, tmp_path, 'muon_tiny', batches=1)['epoch'] == 0

@@ -27,7 +27,8 @@ from timm_selfconv.models import zoo_names
 from timm_selfconv.cli import main as cli
 
 RECIPES = Path(__file__).resolve().parent.parent / 'recipes'
-TINY = str(RECIPES / 'tiny.yaml')
+TINY = str(RECIPES / 'muon_tiny.yaml')
+LIKE_TIMM = ['crop_padding=null', 'img_sizes={}']  # crops and image sizes as train.py has them
 
 
 @pytest.fixture(scope='module')
@@ -101,7 +102,7 @@ def test_missing_columns_are_refused(tmp_path, capsys, column):
 
 
 def test_images_are_normalised_as_timm_does(folder):
-    args = train.read_recipe(TINY, ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]'])
+    args = train.read_recipe(TINY, [*LIKE_TIMM, 'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]'])
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8)
     augment = train.Augment(args, model, torch.device('cpu'))
     images, labels = train.load_images(str(folder), 'test', 'img', 'label', torch.device('cpu'))
@@ -115,8 +116,8 @@ def test_images_are_normalised_as_timm_does(folder):
 def test_one_step_is_that_of_torch_s_optimiser(folder):
     """Augmentation off, one batch of all images: its order does not matter."""
     args = train.read_recipe(TINY, [
-        'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'amp=null', 'opt=momentum', 'lr=0.5', 'sched_on_updates=true',
-        'warmup_epochs=0', 'batch_size=24', 'epochs=2', 'clip_grad=0.1', SMALL])
+        *LIKE_TIMM, 'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'amp=null', 'opt=momentum', 'lr=0.5',
+        'sched_on_updates=true', 'warmup_epochs=0', 'batch_size=24', 'epochs=2', 'clip_grad=0.1', SMALL])
     data = train.load_images(str(folder), 'train', 'img', 'label', torch.device('cpu'))
     training = train.Training(args, data)
     torch.manual_seed(args.seed)
@@ -222,7 +223,7 @@ def test_the_first_loss_that_is_not_finite_stops_it(folder, tmp_path, capsys, mo
 
 
 def small_training(folder, *overrides, split='train'):
-    args = train.read_recipe(TINY, ['batch_size=8', 'amp=null', SMALL, *overrides])
+    args = train.read_recipe(TINY, [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
     return train.Training(args, train.load_images(str(folder), split, 'img', 'label', torch.device('cpu')))
 
 
@@ -329,7 +330,7 @@ def test_every_net_trains_resumes_and_exports(name, folder, tmp_path, capsys):
     small = 'channels: [32, 32, 32, 32]'
     if name.startswith(('sa_', 'resvit_')):
         small = 'embed_dim: 8, mlp_dim: 8' + (', depth: 2' if 'pruned' not in name else '')
-    more = ['--batches', '2', '--shards', str(tmp_path / 'out'), 'epochs=2', f'model_kwargs={{{small}}}']
+    more = ['--batches', '2', '--shards', str(tmp_path / 'out'), *LIKE_TIMM, 'epochs=2', f'model_kwargs={{{small}}}']
     more.append(f'model={name}')
     checkpoint = run(folder, tmp_path / 'run', *more)
     assert checkpoint['epoch'] == 1 and checkpoint['arch'] == name

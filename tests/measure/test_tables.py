@@ -123,7 +123,7 @@ def test_results_say_how_every_shipped_net_came_about():
 def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
     tagged = 'sa_learned_cifar.from_quadratic_cifar10'
-    facts = {'recipe': 'recipes/tiny.yaml', 'initialised from': 'sa_quadratic_cifar', 'epochs': '3'}
+    facts = {'recipe': 'recipes/muon_tiny.yaml', 'initialised from': 'sa_quadratic_cifar', 'epochs': '3'}
     for name, accuracy, card in ((tagged, 0.92, facts), ('sa_quadratic_cifar', 0.94, {'epochs': '4'})):
         weights.weights_path(name).touch()
         hub.record_checksum(weights.weights_path(name), '0' * 64)
