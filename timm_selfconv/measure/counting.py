@@ -10,7 +10,7 @@ operator that is neither counted nor known to be free is an error.
 import copy
 from dataclasses import dataclass
 from math import prod
-from typing import Any, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -19,7 +19,7 @@ from fvcore.nn import FlopCountAnalysis
 from fvcore.nn.jit_handles import get_shape
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from timm_selfconv.layers import explicit_maps
 
@@ -41,8 +41,17 @@ def onednn_linear_flops(x: List[int], weight: List[int], *args: Any, out_shape: 
     return 2 * prod(out_shape) * weight[1]
 
 
-# rules beside the counter's own
-RULES = {torch.ops.mkldnn._linear_pointwise: onednn_linear_flops} if torch.backends.mkldnn.is_available() else {}
+def fused_attention_flops(
+        query: List[int], key: List[int], value: List[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """FLOPs of fused attention on a CPU, likewise."""
+    return sdpa_flop_count(query, key, value)
+
+
+# rules beside the counter's own, which knows fused attention on a CPU from torch 2.15 on only
+RULES: Dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: fused_attention_flops}
+if torch.backends.mkldnn.is_available():
+    RULES[torch.ops.mkldnn._linear_pointwise] = onednn_linear_flops
 
 
 @dataclass(frozen=True)
