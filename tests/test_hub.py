@@ -48,7 +48,7 @@ def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
 @pytest.mark.parametrize('path', sorted(WEIGHTS_DIR.glob('*.safetensors')), ids=lambda p: p.stem)
 def test_everything_that_ships_has_a_card(path):
     text = weights.card_path(path.stem).read_text()
-    for fact in ('recipe', 'epochs', 'seed', 'hardware', 'test accuracy'):
+    for fact in ('recipe', 'epochs', 'seed', 'hardware', 'teacher', 'initialised from', 'test accuracy'):
         assert f'| {fact} |' in text
     assert 0.5 < weights.measured_accuracy(path.stem) < 1
     assert files.sha256(path) == weights.checksums()[path.stem] == weights.card_facts(path.stem)['SHA-256']

@@ -165,7 +165,7 @@ def model_card(
         **(on_cifar10 if measured_on is None else {}),
     )
     rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items())
-    net, source = name, ''
+    net, source = name if '.' in name else f'{name}.cifar10', ''
     if file is not None:  # of a tag that may not be registered
         net, source = name.partition('.')[0], f", pretrained_cfg_overlay=dict(file='{file}')"
     return f"""---

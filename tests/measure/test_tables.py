@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import timm
 
-from timm_selfconv import hub, weights
+from timm_selfconv import weights
 from timm_selfconv.measure import bench, tables
 from timm_selfconv.measure.published import PAPER, PUBLISHED, REPORT
 from timm_selfconv.measure.tables import (
@@ -98,7 +98,6 @@ def test_results_say_how_every_shipped_net_came_about():
     shipped = {name for name in weights.shipped_names() if weights.card_facts(name)}
     assert set(rows) == {row.name for row in PUBLISHED if not row.differs} | shipped
     for name, row in rows.items():
-        assert row['initialised from'] == weights.card_facts(name).get('initialised from')
         facts = [row[key] for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')]
         if weights.card_path(name).is_file():
             assert row['here'] == weights.measured_accuracy(name) and all(facts)
@@ -112,36 +111,9 @@ def test_results_say_how_every_shipped_net_came_about():
             assert row['here'] is None and not any(facts)
     assert rows['sa_quadratic_cifar']['paper'] == 0.938 and rows['sa_quadratic_cifar']['report'] == 0.943
     assert rows['sa_learned_content_cifar']['report'] == 0.864  # its Table 1; Table 3 repeats the paper's
-    scratch = format_results([r for r in rows.values() if not r['initialised from']])
-    assert 'initialised from' not in scratch and '*' not in scratch
+    scratch = format_results([r for r in rows.values() if not (r['initialised_from'] or r['teacher'])])
+    assert not {'*', '†'} & set(scratch)
     for name, row in rows.items():
         table = format_results(list(rows.values()), 'github', wide=True)
         line = next(text for text in table.splitlines() if text.startswith(f'| {name} '))
-        assert row['here'] is None or (f"{row['here']:.4f} |" in line and f"| {row['recipe']}" in line)
-
-
-def test_weights_that_began_in_another_net_are_told_from_those_from_scratch(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
-    tagged = 'sa_learned_cifar.from_quadratic_cifar10'
-    facts = {'recipe': 'recipes/muon_tiny.yaml', 'initialised from': 'sa_quadratic_cifar', 'epochs': '3'}
-    for name, accuracy, card in ((tagged, 0.92, facts), ('sa_quadratic_cifar', 0.94, {'epochs': '4'})):
-        weights.weights_path(name).touch()
-        hub.record_checksum(weights.weights_path(name), '0' * 64)
-        weights.card_path(name).write_text(hub.model_card(name, accuracy, 10000, card))
-    assert weights.default_weights('sa_learned_cifar') == tagged
-    rows = {row['name']: row for row in results_rows()}
-    assert rows['sa_learned_cifar']['here'] is None and rows['sa_learned_cifar']['paper'] == 0.918
-    assert rows[tagged]['here'] == 0.92 and rows[tagged]['paper'] is None
-    assert rows[tagged]['initialised from'] == 'sa_quadratic_cifar'
-    assert rows['sa_quadratic_cifar']['initialised from'] is None
-    text = format_results(list(rows.values()))
-    assert f'{tagged} ' in text and ' 0.9200* ' in text and ' 0.9400 ' in text
-    text = format_results(list(rows.values()), wide=True)
-    assert 'initialised from' in text and ' 0.9200 ' in text
-    text = format_tables(paper_tables())
-    assert '0.9200*' in text and '0.9400 ' in text and '* not from scratch' in text
-    assert '0.9200*' in format_zoo(zoo_rows())
-    weights.weights_path('sa_learned_cifar').touch()
-    hub.record_checksum(weights.weights_path('sa_learned_cifar'), '0' * 64)
-    assert weights.default_weights('sa_learned_cifar') == 'sa_learned_cifar'
-    assert weights.weights_path('sa_learned_cifar.cifar10') == weights.weights_path('sa_learned_cifar')
+        assert row['here'] is None or (f"{row['here']:.4f}" in line and f"| {row['recipe']}" in line)

@@ -29,7 +29,7 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
 
 
 def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
-    """As timm has it: where no tag is named, the first that has weights."""
+    """As timm has it: where no tag is named, the first that has weights, so the most accurate come first."""
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
     for stem in ('net', 'net.included', 'network', 'other.longer'):
         save_file({'weight': torch.zeros(1)}, tmp_path / f'{stem}.safetensors')

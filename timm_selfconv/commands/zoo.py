@@ -11,8 +11,7 @@ def run_list(args: argparse.Namespace) -> None:
         print(json.dumps(rows, indent=2))
         return
     print(tables.format_zoo(rows, wide=args.wide))
-    if any(row['initialised_from'] for row in rows):
-        print(f'\n{tables.NOT_FROM_SCRATCH}')
+    print(f'\n{tables.MARKS}')
 
 
 def run_tables(args: argparse.Namespace) -> None:

@@ -10,7 +10,8 @@ import tabulate
 from tqdm import tqdm
 
 from timm_selfconv.files import replace_file
-from timm_selfconv.weights import LICENSE, card_facts, checksums, default_weights, measured_accuracy, shipped_names
+from timm_selfconv.weights import LICENSE, card_facts, checksums, default_weights, measured_accuracy, origin, \
+    shipped_names, teachers
 from .published import PAPER, PUBLISHED, REPORT
 
 tabulate.MIN_PADDING = 0  # of headers, else the tables take 15 columns more
@@ -20,8 +21,8 @@ __all__ = [
 ]
 
 # facts of model cards that say how weights came about
-HOW = ('initialised from', 'recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
-NOT_FROM_SCRATCH = "* not from scratch: trained on from another net's weights (timm_selfconv.theory.include)"
+HOW = ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
+MARKS = '* begun in the weights of another net; † learned from a teacher besides labels, or was begun in a net that did'
 
 
 COUNTS = Path(__file__).with_name('counts.json')  # python -m timm_selfconv.measure.tables writes it
@@ -42,15 +43,19 @@ def live_counts(name: str) -> Dict[str, int]:
     return asdict(count(timm.create_model(name), input_size))
 
 
+def evidence(weights: str) -> Dict[str, Optional[str]]:
+    """What weights learned from besides labels, and those they were begun in; None for no net."""
+    return {'teacher': ', '.join(teachers(weights)) or None, 'initialised_from': origin(weights)}
+
+
 def measure(name: str) -> Dict[str, Any]:
-    """What is known of a net of the zoo: counts, accuracy of its default weights and where they began, license."""
+    """What is known of a net of the zoo: counts, license, and of its default weights accuracy, teacher and origin."""
     weights = default_weights(name)
-    facts = card_facts(weights)
     return {
         **shipped_counts()[name],
         'accuracy': measured_accuracy(weights),
-        'epochs': facts.get('epochs'),
-        'initialised_from': facts.get('initialised from'),
+        'epochs': card_facts(weights).get('epochs'),
+        **evidence(weights),
         'weights': weights in checksums(),
         'license': LICENSE,
     }
@@ -110,6 +115,7 @@ def results_rows() -> List[Dict[str, Any]]:
         'paper': published.get((PAPER, name)),
         'report': published.get((REPORT, name)),
         'here': measured_accuracy(name),
+        **evidence(name),
         **{key: told.get(key) for key in HOW},
     } for name, told in facts.items()]
     return [row for row in rows if row['paper'] or row['report'] or row['here']]
@@ -119,8 +125,14 @@ def billions(n: int) -> str:
     return f'{n / 1e9:.2f}B'
 
 
-def accuracy_text(accuracy: Optional[float], initialised_from: Optional[str] = None) -> str:
-    return '-' if accuracy is None else f'{accuracy:.4f}' + ('*' if initialised_from else '')
+def accuracy_text(accuracy: Optional[float], row: Dict[str, Any]) -> str:
+    """An accuracy with MARKS for what the weights of a row learned from, :func:`evidence`."""
+    marks = ('*' if row['initialised_from'] else '') + ('†' if row['teacher'] else '')
+    return '-' if accuracy is None else f'{accuracy:.4f}{marks}'
+
+
+def teacher_text(row: Dict[str, Any], accuracy: Optional[float]) -> str:
+    return '-' if accuracy is None else row['teacher'] or 'none'
 
 
 def published_text(accuracy: Optional[float]) -> str:
@@ -150,7 +162,7 @@ def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
             here, note = row['measured'], f" [{notes.index(row['note']) + 1}]" if row['note'] else ''
             line = {
                 'model': row['label'] + note, 'name here': row['name'], 'acc.\npubl.': published_text(row['accuracy']),
-                'acc.\nhere': accuracy_text(here['accuracy'], here['initialised_from']),
+                'acc.\nhere': accuracy_text(here['accuracy'], here),
                 'epochs\nhere': here['epochs'] or '-',
                 'params\npubl.': row['parameters'], 'params\nhere': f"{here['parameters']:,}",
                 'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops']),
@@ -173,8 +185,8 @@ def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
         'training mode (dropout on) and at the best epoch on the test split.')
     texts += ['\n'.join(textwrap.fill(f'[{i}] {note}', 100) for i, note in enumerate(notes, 1)),
               textwrap.fill(explanation, 100)]
-    if any(row['measured']['initialised_from'] for row in rows):
-        texts.append(NOT_FROM_SCRATCH)
+    if any(row['measured']['initialised_from'] or row['measured']['teacher'] for row in rows):
+        texts.append(textwrap.fill(MARKS, 100))
     return '\n\n'.join(texts)
 
 
@@ -184,22 +196,24 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool 
         'name': row['name'], 'parameters': f"{row['parameters']:,}", 'FLOPs': billions(row['flops']),
         "FLOPs, the paper's way": billions(row['linear_conv_flops']),
         'published': published_text(row['paper'] or row['report']),
-        'here': accuracy_text(row['accuracy'], row['initialised_from']), 'epochs': row['epochs'] or '-',
-        'weights': 'yes' if row['weights'] else 'not yet', 'license': row['license'],
+        'here': accuracy_text(row['accuracy'], row), 'epochs': row['epochs'] or '-',
+        'teacher': teacher_text(row, row['accuracy']), 'begun in': row['initialised_from'] or '-',
+        'license': row['license'],
     } for row in rows]
-    return table(
-        lines, ('name', 'weights', 'license'), tablefmt, () if wide else ("FLOPs, the paper's way", 'license'))
+    extra = () if wide else ("FLOPs, the paper's way", 'begun in', 'license')
+    return table(lines, ('name', 'teacher', 'begun in', 'license'), tablefmt, extra)
 
 
 def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:
     """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown), in 100 columns or all."""
     lines = [{
         'name': row['name'], 'paper': published_text(row['paper']), 'report': published_text(row['report']),
-        'here': accuracy_text(row['here'], None if wide else row['initialised from']),
-        **{key: row[key] or '-' for key in HOW},
+        'here': accuracy_text(row['here'], row), 'teacher': teacher_text(row, row['here']),
+        'begun in': row['initialised_from'] or '-', **{key: row[key] or '-' for key in HOW},
     } for row in rows]
-    extra = () if wide else [key for key in HOW if key != 'epochs']
-    return table(lines, ('name', *(key for key in HOW if key not in ('epochs', 'seed'))), tablefmt, extra)
+    extra = () if wide else ['teacher', 'begun in', *(key for key in HOW if key != 'epochs')]
+    left = ('name', 'teacher', 'begun in', *(key for key in HOW if key not in ('epochs', 'seed')))
+    return table(lines, left, tablefmt, extra)
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ from timm.models._builder import resolve_pretrained_cfg
 
 from timm_selfconv.recipe_files import RECIPES
 from ._base import ZooNet
-from timm_selfconv.weights import LICENSE, checksums, weights_path
+from timm_selfconv.weights import LICENSE, checksums, default_weights, weights_path
 from ._weights import WEIGHTS_FILE, hub_id, locate_weights
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
@@ -33,7 +33,7 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
     """Pretrained configurations of CIFAR-10 nets, for timm's ``generate_default_cfgs``.
 
     Every net has the tag ``cifar10``; its weights are ``{name}`` in ``weights/SHA256SUMS``, if it has some. An entry
-    ``{name}.{tag}`` there is one more tag of the net. Who names no tag gets the first that has weights. The file
+    ``{name}.{tag}`` there is one more tag of the net. The default tag is that of the most accurate weights. The file
     may lie in the package or on the Hub.
 
     Args:
@@ -43,8 +43,11 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
     Returns:
         A configuration for each ``name.tag``.
     """
-    weights = {f'{name}.cifar10': name for name in names}
-    weights.update((entry, entry) for entry in checksums() if entry.partition('.')[0] in names and '.' in entry)
+    weights = {}  # timm takes the first that has weights for the default
+    for name in names:
+        default = default_weights(name)
+        tagged = [entry for entry in checksums() if entry.partition('.')[0] == name]
+        weights.update((entry if '.' in entry else f'{entry}.cifar10', entry) for entry in (default, *tagged, name))
     return {
         key: {
             **weights_source(entry),

@@ -1,6 +1,7 @@
 """The weights that ship, each with its model card; read here without torch. SHA256SUMS lists all of this version.
 
-Weights go by the name of their net, for those from scratch (timm's tag ``cifar10``), or by ``name.tag``.
+A tag says what weights are evidence of. ``cifar10``: trained from scratch, with labels only; their files go by the name
+of the net. ``dist_cifar10``: had a teacher. ``from_quadratic_cifar10``: begun in another net. These go by ``name.tag``.
 """
 import re
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Dict, List, Optional
 from huggingface_hub import ModelCard
 
 __all__ = [
-    'LICENSE', 'WEIGHTS_DIR', 'card_facts', 'card_path', 'checksums', 'default_weights', 'measured_accuracy',
-    'shipped_names', 'weights_path',
+    'LICENSE', 'WEIGHTS_DIR', 'card_facts', 'card_path', 'checksums', 'default_weights', 'measured_accuracy', 'origin',
+    'provenance', 'shipped_names', 'teachers', 'weights_path',
 ]
 
 WEIGHTS_DIR = Path(__file__).resolve().parent
@@ -44,8 +45,16 @@ def shipped_names() -> List[str]:
 
 
 def default_weights(name: str) -> str:
-    """Name of the weights that ``pretrained=True`` loads: those from scratch before others, the name if none ship."""
-    return next((n for n in shipped_names() if n == name or n.startswith(f'{name}.')), name)
+    """Name of the weights that ``pretrained=True`` loads, as :func:`weights_path` takes it.
+
+    Args:
+        name: Registered name of a net, for the most accurate of its weights, or ``name.tag``.
+
+    Returns:
+        The name itself if none ship.
+    """
+    tagged = [shipped for shipped in shipped_names() if shipped.partition('.')[0] == name]
+    return max(tagged, key=lambda shipped: measured_accuracy(shipped) or 0., default=name.removesuffix('.cifar10'))
 
 
 def measured_accuracy(name: str) -> Optional[float]:
@@ -75,3 +84,32 @@ def card_facts(name: str) -> Dict[str, str]:
     if not card_path(name).is_file():
         return {}
     return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
+
+
+def named_net(name: str, fact: str) -> Optional[str]:
+    """The net that a fact of a model card begins with; None if the card says none or nothing."""
+    net = card_facts(name).get(fact, 'none').split()[0].rstrip(',')
+    return None if net == 'none' else net
+
+
+def origin(name: str) -> Optional[str]:
+    """Name of the weights that shipped weights were begun in, None for those from scratch."""
+    return named_net(name, 'initialised from')
+
+
+def teachers(name: str) -> List[str]:
+    """Nets that shipped weights learned from besides labels, first those of the weights that they were begun in."""
+    begun, teacher = origin(name), named_net(name, 'teacher')
+    return list(dict.fromkeys([*(teachers(begun) if begun else []), *([teacher] if teacher else [])]))
+
+
+def provenance(name: str) -> str:
+    """What shipped weights learned from, in a phrase: teacher and origin, or that there were none.
+
+    Args:
+        name: Name of the weights, see :func:`weights_path`.
+    """
+    begun, taught = origin(name), teachers(name)
+    told = [f'begun in {begun}'] if begun else []
+    told += [f'taught by {", ".join(taught)}'] if taught else []
+    return ', '.join(told) or 'from scratch, labels only'

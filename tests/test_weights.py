@@ -1,0 +1,75 @@
+"""What shipped weights say of their teacher and origin, and that everything that names an accuracy says it too."""
+import re
+
+import pytest
+
+from timm_selfconv import hub, weights
+from timm_selfconv.look.captions import net_caption
+from timm_selfconv.measure.tables import format_results, format_tables, format_zoo, paper_tables, results_rows, zoo_rows
+
+
+@pytest.fixture
+def ship(tmp_path, monkeypatch):
+    """Ships weights without a file: a card and a checksum, in a folder of the test's own."""
+    monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
+
+    def write(name, accuracy, **facts):
+        hub.record_checksum(weights.weights_path(name), '0' * 64)
+        weights.card_path(name).write_text(hub.model_card(
+            name, accuracy, 10000, {key.replace('_', ' '): fact for key, fact in facts.items()}))
+
+    return write
+
+
+def test_a_net_passes_its_teacher_on_to_those_begun_in_it(ship):
+    ship('net', 0.7, teacher='none', initialised_from='none')
+    ship('net.taught', 0.8, teacher='resnet18_cifar (0.9474), from epoch 8 on', initialised_from='none')
+    ship('rich.begun', 0.8, teacher='none', initialised_from='net.taught')
+    ship('richer.begun', 0.8, teacher='resnet_tiny_cifar', initialised_from='rich.begun, trained on')
+    assert [weights.origin(name) for name in ('net', 'net.taught', 'rich.begun', 'richer.begun')] == [
+        None, None, 'net.taught', 'rich.begun']
+    assert weights.teachers('net') == []
+    assert weights.teachers('net.taught') == weights.teachers('rich.begun') == ['resnet18_cifar']
+    assert weights.teachers('richer.begun') == ['resnet18_cifar', 'resnet_tiny_cifar']
+    assert weights.provenance('net') == 'from scratch, labels only'
+    assert weights.provenance('net.taught') == 'taught by resnet18_cifar'
+    assert weights.provenance('richer.begun') == 'begun in rich.begun, taught by resnet18_cifar, resnet_tiny_cifar'
+
+
+def test_the_most_accurate_weights_are_the_default(ship):
+    ship('net.taught', 0.8, teacher='resnet18_cifar')
+    assert weights.default_weights('net') == 'net.taught' and weights.default_weights('network') == 'network'
+    ship('net', 0.7)
+    assert weights.default_weights('net') == 'net.taught'
+    ship('net', 0.8)
+    assert weights.default_weights('net') == 'net'
+    ship('net.included', 0.9)
+    assert weights.default_weights('net') == 'net.included'
+    assert [weights.default_weights(f'net.{tag}') for tag in ('taught', 'cifar10')] == ['net.taught', 'net']
+
+
+@pytest.mark.parametrize('name', weights.shipped_names())
+def test_a_tag_says_what_weights_are_evidence_of(name):
+    began, taught = weights.origin(name), weights.teachers(name)
+    tag = name.partition('.')[2] or 'cifar10'
+    assert tag == ('cifar10' if not began and not taught else 'dist_cifar10' if not began else 'from_quadratic_cifar10')
+    assert {*taught, *([began] if began else [])} <= {n for n in weights.shipped_names()}
+
+
+@pytest.mark.parametrize('name', weights.shipped_names())
+def test_teacher_and_origin_stand_wherever_an_accuracy_does(name):
+    net, began, taught = name.partition('.')[0], weights.origin(name), weights.teachers(name)
+    marks = ('*' if began else '') + ('†' if taught else '')
+    shown = rf'{weights.measured_accuracy(name):.4f}{re.escape(marks)}(?![*†])'
+    caption = net_caption(name if '.' in name else f'{name}.cifar10')
+    assert weights.provenance(name) in caption and all(other in caption for other in (began, *taught) if other)
+    results, row = results_rows(), next(row for row in results_rows() if row['name'] == name)
+    assert (row['initialised_from'], row['teacher']) == (began, ', '.join(taught) or None)
+    for wide in (False, True):
+        line = next(line for line in format_results(results, wide=wide).splitlines() if line.startswith(f'{name} '))
+        assert re.search(shown, line)
+    if weights.default_weights(net) == name:
+        line = next(line for line in format_zoo(zoo_rows()).splitlines() if line.startswith(f'{net} '))
+        assert re.search(shown, line) and line.endswith(', '.join(taught) or 'none')
+        lines = [line for line in format_tables(paper_tables(), wide=True).splitlines() if f' {net} ' in line]
+        assert all(re.search(shown, line) for line in lines)
