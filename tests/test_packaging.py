@@ -6,7 +6,7 @@ from importlib.metadata import metadata
 
 import pytest
 
-from timm_selfconv import train
+from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.cli import main
 
 
@@ -57,8 +57,8 @@ def test_recipe_that_there_is_not(repo, capsys):
 
 
 def test_the_trainer_takes_names_of_recipes(repo, tmp_path, monkeypatch):
-    expected = train.read_recipe(str(repo / 'recipes' / 'muon_tiny.yaml'), ['model=sa_quadratic_tiny_cifar'])
+    expected = read_recipe(str(repo / 'recipes' / 'muon_tiny.yaml'), ['model=sa_quadratic_tiny_cifar'])
     monkeypatch.chdir(tmp_path)
-    assert train.read_recipe('muon_tiny', ['model=sa_quadratic_tiny_cifar']) == expected
+    assert read_recipe('muon_tiny', ['model=sa_quadratic_tiny_cifar']) == expected
     with pytest.raises(ValueError, match=r"recipe='nowhere.yaml': there is none; the package has .*tiny"):
-        train.read_recipe('nowhere.yaml')
+        read_recipe('nowhere.yaml')

@@ -18,7 +18,7 @@ from timm.utils import ParseKwargs
 from timm_selfconv import hub, weights
 from timm_selfconv.measure.published import PAPER, PUBLISHED
 from timm_selfconv.models import zoo_names
-from timm_selfconv.train import read_recipe
+from timm_selfconv.training.recipes import read_recipe
 from warm import WarmPython
 
 FOLDER = Path(__file__).resolve().parent.parent / 'recipes'

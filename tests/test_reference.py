@@ -6,13 +6,15 @@ import re
 import pytest
 
 CHAPTERS = {
-    'timm_selfconv/models': ('models', 'layers', 'weights', 'hub', 'files'),
+    'timm_selfconv/models': ('models', 'layers', 'weights', 'weights.history', 'hub', 'files'),
     'timm_selfconv/theory': ('theory',),
     'timm_selfconv/look': (
         'look.attention_maps', 'look.heads', 'look.explorer', 'look.captions', 'look.figures', 'look.repository'),
     'timm_selfconv/measure': (
         'measure.counting', 'measure.evaluation', 'measure.bench', 'measure.published', 'measure.tables', 'data'),
-    'recipes': ('recipe_files', 'train', 'distillation'),
+    'recipes': (
+        'training.recipes', 'training.trainer', 'training.augment', 'training.initialization', 'training.optimization',
+        'training.distillation'),
 }
 
 

@@ -124,13 +124,13 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--count', type=int, default=100, help='how many images of the dataset (default: 100)')
     sub.add_argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
         "query, in pixels of the layers' grid (default: the middle)"))
-    sub.add_argument('--run', metavar='DIR', help=(
-        "a run of timm's train.py: draw the centres of attention at its checkpoints too (it keeps "
-        '--checkpoint-hist of them)'))
+    sub.add_argument('--run', metavar='RUN', help=(
+        'draw where the heads looked over training too: a net whose history ships, or the folder of a run (of timm\'s '
+        'train.py, at the checkpoints that it kept)'))
     sub.add_argument('--format', choices=['png', 'svg', 'pdf'], default='png')
 
-    sub = command('look', 'curves', "draw test accuracy over epochs from the summary.csv of timm's train.py")
-    sub.add_argument('runs', nargs='+', metavar='RUN', help='folder of a run')
+    sub = command('look', 'curves', 'draw test accuracy over epochs of nets whose histories ship, and of runs')
+    sub.add_argument('runs', nargs='+', metavar='RUN', help="a net, or the folder of a run (timm's train.py's too)")
     sub.add_argument('--out', required=True, metavar='FILE', help='new .png, .svg or .pdf file')
 
     sub = command('look', 'explore', 'write a page that shows where every pixel of pictures looks, in all heads')

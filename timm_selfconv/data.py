@@ -15,7 +15,7 @@ from tqdm import trange
 from timm_selfconv.models._weights import require_hub
 
 __all__ = [
-    'PictureDataset', 'at_size', 'class_names', 'classify', 'load_images', 'match_classes', 'open_dataset',
+    'PictureDataset', 'at_size', 'class_names', 'classify', 'data_name', 'load_images', 'match_classes', 'open_dataset',
     'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures', 'to_picture']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
@@ -149,6 +149,12 @@ def open_dataset(
     if not len(dataset):
         raise ValueError(f'data={data!r}: split {split!r} has no images')
     return PictureDataset(dataset.reader) if isinstance(dataset, ImageDataset) else dataset
+
+
+def data_name(data: str) -> str:
+    """A dataset as model cards name it: a folder without the path to it."""
+    folder = Path(data.removeprefix('hfds/'))
+    return folder.resolve().name if folder.is_dir() else data
 
 
 def sample_pictures(

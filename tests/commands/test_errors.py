@@ -103,7 +103,7 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
     ([*FIGURES, '--out', 'out', '--data', 'hfds/nobody/nothing'], "data='hfds/nobody/nothing'"),
     *(([*FIGURES, '--out', 'out', '--run', f'runs/{name}'], f"run='runs/{name}': checkpoint-0.pth.tar is no checkpoint")
       for name in ('text', 'empty', 'tensor', 'word', 'module', 'other', 'state', 'folder')),
-    ([*FIGURES, '--out', 'out', '--run', ''], "run='.'"),
+    ([*FIGURES, '--out', 'out', '--run', ''], "run=''"),
     (['curves', 'runs/bytes', '--out', 'out'], 'runs/bytes/summary.csv: needs numbers'),
     (['curves', 'runs/words', '--out', 'out'], 'runs/words/summary.csv: needs numbers'),
     (['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody', '--dry-run'],

@@ -108,7 +108,8 @@ def test_figures(little, folder, tmp_path, capsys):
     (['--images', 'a.png', '--data', 'b'], 'not both'),
     (['--data', 'nowhere'], "data='nowhere': needs a folder"),
     (['--count', '0'], 'count=0: needs at least 1'),
-    (['--run', 'nowhere'], "run='nowhere': needs a folder with checkpoint-*.pth.tar files")])
+    (['--run', 'nowhere'], (
+        "run='nowhere': needs a net whose history ships, or a folder with history.json or checkpoint-*.pth.tar"))])
 def test_figures_of_what_is_not_there(little, tmp_path, capsys, args, message):
     with pytest.raises(SystemExit):
         main(['figures', little, '--out', str(tmp_path / 'out'), *args])

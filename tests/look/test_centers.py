@@ -12,6 +12,8 @@ from PIL import Image
 
 from drawn import SMALL, quadratic_net, texts
 from timm_selfconv.look import figures
+from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
+from timm_selfconv.weights.history import write_history
 
 
 def test_radius_holds_its_share_of_a_gaussian():
@@ -45,7 +47,7 @@ def test_ellipse_of_a_turned_gaussian(first, second, angle):
 
 
 def test_drawn_circles_are_the_encodings_gaussians():
-    blobs = figures.encoding_blobs(quadratic_net())
+    blobs = encoding_blobs(quadratic_net())
     torch.testing.assert_close(blobs[1].covariances, torch.stack([4 * torch.eye(2), 0.25 * torch.eye(2)]).double())
     figure = figures.figure_centers(blobs, (8, 10), 'a net')
     assert len(figure.axes) == 2 and texts(figure)[1].startswith('a net\n')
@@ -64,7 +66,7 @@ def test_drawn_circles_are_the_encodings_gaussians():
 
 
 def test_circles_end_at_the_grid_and_centres_outside_stand_at_the_edge():
-    blobs = figures.Blobs(torch.tensor([[0., 3.], [-2., 40.]]).double(), 4 * torch.eye(2).double().expand(2, 2, 2))
+    blobs = Blobs(torch.tensor([[0., 3.], [-2., 40.]]).double(), 4 * torch.eye(2).double().expand(2, 2, 2))
     figure = figures.figure_centers([blobs], (8, 8))
     ax, = figure.axes
     _, inside, outside = ax.lines
@@ -81,7 +83,7 @@ def test_circles_end_at_the_grid_and_centres_outside_stand_at_the_edge():
 
 
 def test_drawn_ellipses_are_the_full_precisions():
-    blobs, _ = figures.encoding_blobs(quadratic_net('quadratic_gen'))
+    blobs, _ = encoding_blobs(quadratic_net('quadratic_gen'))
     root = torch.tensor([[2., 1.], [0., 1.]]).double()
     torch.testing.assert_close(blobs.covariances[0].inverse(), root @ root.T)
     flat = blobs.covariances[1]
@@ -128,13 +130,6 @@ def test_drawn_lines_are_around_the_pixels_of_the_region():
         assert attention[int(dot[1]) + 3, int(dot[0]) + 1] == attention.max()
 
 
-@pytest.mark.parametrize('kwargs', [
-    dict(encoding='learned'), dict(encoding='quadratic', terms=('content', 'position')),
-    dict(encoding='absolute', terms=('content',))])
-def test_other_nets_have_no_gaussians_of_their_own(kwargs):
-    assert figures.encoding_blobs(timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs)) is None
-
-
 def save_checkpoint(net, folder, epoch, name=None):
     state = dict(epoch=epoch, arch='sa_quadratic_cifar', state_dict=net.state_dict())
     torch.save(state, folder / f'checkpoint-{epoch if name is None else name}.pth.tar')
@@ -147,12 +142,12 @@ def test_training_is_drawn_in_order_of_epochs(tmp_path):
             net.blocks[0].attn.encoding.centers.fill_(epoch)
         save_checkpoint(net, tmp_path, epoch)
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    history = figures.training_blobs(net, tmp_path)
-    assert {k: v[0].centers[0, 0].item() for k, v in history.items()} == {1: 0, 3: 2, 10: 9, 11: 10}
+    history, grid = figures.training_blobs(net, tmp_path)
+    assert grid is None and {k: v[0].centers[0, 0].item() for k, v in history.items()} == {1: 0, 3: 2, 10: 9, 11: 10}
     assert list(history) == [1, 3, 10, 11]
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
-    assert list(figures.training_blobs(net, tmp_path, columns=2)) == [1, 11]
-    assert list(figures.training_blobs(net, tmp_path, columns=1)) == [11]
+    assert list(figures.training_blobs(net, tmp_path, columns=2)[0]) == [1, 11]
+    assert list(figures.training_blobs(net, tmp_path, columns=1)[0]) == [11]
     figure = figures.figure_training(history, (32, 32))
     assert len(figure.axes) == 2 * 4  # layers, epochs
     assert [ax.get_title() for ax in figure.axes[:4]] == [
@@ -162,10 +157,46 @@ def test_training_is_drawn_in_order_of_epochs(tmp_path):
 
 def test_training_of_something_else_is_refused(tmp_path):
     net = quadratic_net()
-    with pytest.raises(ValueError, match=r'run=.*needs a folder with checkpoint-\*'):
+    needs = r'run=.*needs a net whose history ships, or a folder with history.json or checkpoint-\*'
+    with pytest.raises(ValueError, match=needs):
         figures.training_blobs(net, tmp_path)
     save_checkpoint(timm.create_model('resnet_tiny_cifar'), tmp_path, 0)
     with pytest.raises(ValueError, match=r'run=.*is of another net than SelfAttentionNet'):
         figures.training_blobs(net, tmp_path)
     with pytest.raises(ValueError, match='model=SelfAttentionNet: its centres are no parameters'):
         figures.training_blobs(timm.create_model('sa_learned_cifar', **SMALL), tmp_path)
+
+
+def heads_of(net, grid):
+    return [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
+        layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(net, grid)]
+
+
+@pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
+def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, encoding):
+    torch.manual_seed(0)
+    net = timm.create_model('sa_quadratic_cifar', num_heads=2, encoding=encoding, **SMALL)
+    rows, wanted = [], []
+    for epochs in range(8):
+        rows.append(dict(epochs=epochs, train_loss=1., heads=heads_of(net, (16, 16))))
+        wanted.append(position_blobs(net, (16, 16)))
+        net.init_weights()
+    write_history(tmp_path / 'history.json', 'net', [16, 16], rows)
+    blobs, grid = figures.training_blobs(net, tmp_path, columns=3)
+    assert grid == (16, 16) and list(blobs) == [0, 4, 7]
+    for epochs, layers in blobs.items():
+        for layer, there in zip(layers, wanted[epochs], strict=True):
+            torch.testing.assert_close(layer.centers, there.centers, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(layer.covariances, there.covariances, rtol=1e-9, atol=1e-12)
+    figure = figures.figure_training(blobs, grid)
+    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', 'after 4 epochs', 'after 7 epochs']
+    other = timm.create_model('sa_quadratic_cifar', num_heads=3, encoding=encoding, **SMALL)
+    with pytest.raises(ValueError, match=r'history.json: is of another net'):
+        figures.training_blobs(other, tmp_path)
+
+
+def test_a_history_without_heads_cannot_be_drawn(tmp_path):
+    write_history(tmp_path / 'history.json', 'a_net', None, [
+        dict(epochs=0, heads=None), dict(epochs=1, train_loss=1., heads=None)])
+    with pytest.raises(ValueError, match=r'history.json: does not say where heads look; those of a_net follow'):
+        figures.training_blobs(quadratic_net(), tmp_path)

@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 from drawn import SMALL, panels, quadratic_net, random_maps, texts
 from timm_selfconv.look import attention_maps as maps_module
 from timm_selfconv.look import figures
+from timm_selfconv.theory import Blobs, encoding_blobs
 from timm_selfconv.look.figures import style
 from timm_selfconv.look.heads import report_maps
 
@@ -129,7 +130,7 @@ def test_heads_differ_and_panels_do_not_overlap(heads):
 
 @pytest.mark.parametrize('heads', [3, 9, 11, 16])
 def test_legends_name_every_head_row_by_row(heads):
-    figure = figures.figure_centers([figures.Blobs(torch.zeros(heads, 2), torch.eye(2).expand(heads, 2, 2))], (8, 8))
+    figure = figures.figure_centers([Blobs(torch.zeros(heads, 2), torch.eye(2).expand(heads, 2, 2))], (8, 8))
     legend, = figure.legends
     drawn = {
         text.get_text(): (line.get_color(), line.get_marker())
@@ -180,9 +181,10 @@ def write_summary(folder, rows):
 
 
 def test_accuracy_over_epochs(tmp_path):
-    write_summary(tmp_path / 'a', [(0, 2., 40.), (1, 1.5, 55.), (1, 1.4, 56.)])  # resumed: the last counts
+    write_summary(tmp_path / 'a', [(0, 2., 40.), (1, 1.5, 55.), (1, 1.4, 56.), (2, 1.3, '')])
+    # resumed: the last counts; not validated: left out
     write_summary(tmp_path / 'b', [(3, 1., 60.5)])
-    runs = {name: figures.read_summary(tmp_path / name) for name in 'ab'}
+    runs = {name: figures.read_accuracies(tmp_path / name) for name in 'ab'}
     assert runs == {'a': [(1, 40.), (2, 56.)], 'b': [(4, 60.5)]}
     ax, = figures.figure_accuracy(runs).axes
     assert [list(line.get_xdata()) for line in ax.lines] == [[1, 2], [4]]
@@ -191,17 +193,18 @@ def test_accuracy_over_epochs(tmp_path):
 
 
 def test_summaries_that_cannot_be_read(tmp_path):
-    with pytest.raises(ValueError, match=r'run=.*needs a folder with the summary\.csv'):
-        figures.read_summary(tmp_path)
+    needs = r'run=.*needs a net whose history ships, or a folder with history\.json or the summary\.csv'
+    with pytest.raises(ValueError, match=needs):
+        figures.read_accuracies(tmp_path)
     write_summary(tmp_path, [])
     with pytest.raises(ValueError, match='has no epochs'):
-        figures.read_summary(tmp_path)
+        figures.read_accuracies(tmp_path)
     write_summary(tmp_path, [(0, 1., 'n/a')])
     with pytest.raises(ValueError, match='needs numbers in columns epoch and eval_top1'):
-        figures.read_summary(tmp_path)
+        figures.read_accuracies(tmp_path)
     (tmp_path / 'summary.csv').write_text('epoch,loss\n0,1\n')
     with pytest.raises(ValueError, match="eval_top1 \\(KeyError"):
-        figures.read_summary(tmp_path)
+        figures.read_accuracies(tmp_path)
 
 
 def content_net():
@@ -321,7 +324,7 @@ def test_nets_without_attention_are_refused():
 
 @pytest.mark.parametrize('ending,start', [('png', b'\x89PNG'), ('svg', b'<?xml'), ('pdf', b'%PDF')])
 def test_files_are_the_same_every_time_and_never_replaced(tmp_path, ending, start):
-    blobs = figures.encoding_blobs(quadratic_net())
+    blobs = encoding_blobs(quadratic_net())
     for name in 'ab':
         figures.save_figure(figures.figure_centers(blobs, (16, 16)), tmp_path / f'{name}.{ending}')
     content = (tmp_path / f'a.{ending}').read_bytes()

@@ -103,17 +103,17 @@ def run_figures(args: argparse.Namespace) -> None:
     query = None if args.query is None else tuple(args.query)
     net = f'{args.model}: {net_caption(args.model, args.checkpoint, args.untrained)}'
     names = [Path(image).stem for image in args.images]
-    drawn = figures.draw_figures(model, images, names, query, net, None if args.run is None else Path(args.run))
+    drawn = figures.draw_figures(model, images, names, query, net, args.run)
     for file in figures.save_figures(drawn, args.out, args.format):
         print(file)
 
 
 def run_curves(args: argparse.Namespace) -> None:
     figures = import_figures()
-    names = [Path(run).resolve().name for run in args.runs]
+    names = [Path(run).resolve().name if Path(run).is_dir() else run for run in args.runs]
     if len(set(names)) < len(names):
         names = args.runs
-    runs = {name: figures.read_summary(run) for name, run in zip(names, args.runs)}
+    runs = {name: figures.read_accuracies(run) for name, run in zip(names, args.runs)}
     figures.save_figure(figures.figure_accuracy(runs), args.out)
 
 

@@ -1,7 +1,7 @@
 """Where a recipe lies."""
 import argparse
 
-from timm_selfconv.recipe_files import find_recipe
+from timm_selfconv.training.recipes import find_recipe
 
 
 def run_recipe(args: argparse.Namespace) -> None:

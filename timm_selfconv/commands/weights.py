@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
@@ -15,17 +16,13 @@ from timm.data import resolve_data_config
 from timm.models import split_model_name_tag
 
 from timm_selfconv import hub, theory
-from timm_selfconv.data import preprocess, sample_pictures
+from timm_selfconv.data import data_name, preprocess, sample_pictures
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
 from timm_selfconv.measure import counting, evaluation
-from timm_selfconv.recipe_files import find_recipe
+from timm_selfconv.training.recipes import find_recipe
 from timm_selfconv.weights import weights_path
+from timm_selfconv.weights.history import HISTORY, find_history, read_history
 from .nets import create_model
-
-
-def data_name(data: str) -> str:
-    """A dataset as a card names it: a folder without the path to it."""
-    return Path(data).resolve().name if Path(data).is_dir() else data
 
 
 def run_export(args: argparse.Namespace) -> None:
@@ -36,6 +33,9 @@ def run_export(args: argparse.Namespace) -> None:
     path = Path(args.output, weights_path(args.model).name)
     card = path.with_suffix('.md')
     check_new(path)  # a card alone is what an export left that was killed
+    history = find_history(Path(args.checkpoint).parent)  # of the run; shards have it beside their folder
+    if history is not None:
+        read_history(history)
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
         hub.save_weights(create_model(name, args.checkpoint), saved)
@@ -48,6 +48,8 @@ def run_export(args: argparse.Namespace) -> None:
         text = hub.model_card(
             args.model, result.top1, result.images, facts, measured_on, file=None if ships else path.name)
         replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
+        if history is not None:
+            replace_file(path.with_suffix(f'.{HISTORY}'), lambda file: shutil.copyfile(history, file))
         hub.record_checksum(path, facts['SHA-256'])
         write_new(path, saved.read_bytes())
     print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')

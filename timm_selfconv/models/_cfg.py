@@ -6,7 +6,6 @@ import torch.nn as nn
 from timm.models import PretrainedCfg, build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
-from timm_selfconv.recipe_files import RECIPES
 from ._base import ZooNet
 from timm_selfconv.weights import LICENSE, checksums, default_weights, weights_path
 from ._weights import WEIGHTS_FILE, hub_id, locate_weights
@@ -43,7 +42,7 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
     Returns:
         A configuration for each ``name.tag``.
     """
-    weights = {}  # timm takes the first that has weights for the default
+    weights: Dict[str, str] = {}  # timm takes the first that has weights for the default
     for name in names:
         default = default_weights(name)
         tagged = [entry for entry in checksums() if entry.partition('.')[0] == name]
@@ -87,7 +86,7 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
             raise RuntimeError(
-                f'{variant} has no trained weights yet. Train it ({RECIPES / "README.md"} says how), give weights of '
+                f'{variant} has no trained weights yet. Train it (recipes/README.md says how), give weights of '
                 f"your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
                 "timm.list_models('*_cifar', pretrained=True)")
         own = own_weights(cfg)

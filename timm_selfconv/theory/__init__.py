@@ -3,6 +3,7 @@
 - conv_to_attention: Theorem 1, a convolution as the attention that computes it; convs_to_attention: all of a net.
 - attention_to_conv: back, the convolution that is nearest to a layer.
 - inclusion: a net as the richer net that computes the same.
+- gaussians: heads as Gaussians around the query.
 - residual: how far a layer is from expressing every convolution (Lemmas 1 and 3); head_statistics: what heads do.
 - pruning: nets without their degenerate heads (appendix E); merging: fewer heads that do what more did.
 - fusing: nets for inference.
@@ -11,6 +12,7 @@ from .attention_to_conv import ConvReport, attention_to_conv, head_kernels, repa
 from .conv_to_attention import ConvAttention, conv_to_attention
 from .convs_to_attention import ConversionReport, convs_to_attention
 from .fusing import fuse
+from .gaussians import Blobs, encoding_blobs, position_blobs
 from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \
     mirror_symmetry, spread, translation_consistency
 from .inclusion import include

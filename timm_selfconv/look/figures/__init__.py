@@ -7,9 +7,9 @@ try:
 except ImportError as e:
     raise ImportError("figures need matplotlib: pip install 'timm_selfconv[figures]'") from e
 
-from .accuracy import figure_accuracy, read_summary
-from .centers import Blobs, density_level, encoding_blobs, figure_centers, figure_regions, figure_training, \
-    mass_ellipse, mass_radius, training_blobs
+from .accuracy import figure_accuracy, read_accuracies
+from .centers import density_level, figure_centers, figure_regions, figure_training, mass_ellipse, mass_radius, \
+    training_blobs
 from .draw import draw_figures, mean_maps
 from .footprints import figure_footprints
 from .maps import average_attention, by_locality, figure_average, figure_query, query_attention

@@ -6,33 +6,41 @@ from typing import Dict, List, Sequence, Tuple, Union
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from timm_selfconv.weights.history import HISTORY, accuracies, find_history, read_history
 from .style import TEXT_WIDTH, head_style, styled
 
-__all__ = ['figure_accuracy', 'read_summary']
+__all__ = ['figure_accuracy', 'read_accuracies']
 
 
-def read_summary(run: Union[str, Path]) -> List[Tuple[int, float]]:
-    """Test accuracy of a run, from the summary.csv that timm's train script writes.
+def read_accuracies(run: Union[str, Path]) -> List[Tuple[int, float]]:
+    """Test accuracy over a run: from its history, else from the summary.csv of timm's train script.
 
     Args:
-        run: Folder of the run.
+        run: Folder of the run, or a net whose history ships.
 
     Returns:
-        Epochs trained and top-1 accuracy in per cent, in order; of an epoch that stands twice, the last.
+        Epochs trained and top-1 accuracy in per cent, in order, where it was measured; of an epoch that stands twice in
+        a summary, the last.
 
     Raises:
-        ValueError: If there is no such file, or no accuracy in it.
+        ValueError: If there is neither, or no accuracy in it.
     """
-    path = Path(run, 'summary.csv')
-    if not path.is_file():
-        raise ValueError(f"run={str(run)!r}: needs a folder with the summary.csv of timm's train script")
-    accuracy = {}
-    with path.open(newline='') as file:
-        try:
-            for row in csv.DictReader(file):
-                accuracy[int(row['epoch']) + 1] = float(row['eval_top1'])
-        except (KeyError, TypeError, ValueError) as e:
-            raise ValueError(f'{path}: needs numbers in columns epoch and eval_top1 ({type(e).__name__}: {e})') from e
+    history, path = find_history(run), Path(run, 'summary.csv')
+    accuracy: Dict[int, float] = {}
+    if history is not None:
+        path, accuracy = history, accuracies(read_history(history))
+    elif path.is_file():
+        with path.open(newline='') as file:
+            try:
+                for row in csv.DictReader(file):
+                    if row['eval_top1'] != '':  # an epoch that was not validated (val_interval)
+                        accuracy[int(row['epoch']) + 1] = float(row['eval_top1'])
+            except (KeyError, TypeError, ValueError) as e:
+                raise ValueError(
+                    f'{path}: needs numbers in columns epoch and eval_top1 ({type(e).__name__}: {e})') from e
+    else:
+        raise ValueError(f"run={str(run)!r}: needs a net whose history ships, or a folder with {HISTORY} or the "
+                         "summary.csv of timm's train script")
     if not accuracy:
         raise ValueError(f'{path}: has no epochs')
     return sorted(accuracy.items())
@@ -43,7 +51,7 @@ def figure_accuracy(runs: Dict[str, Sequence[Tuple[int, float]]]) -> Figure:
     """Test accuracy over epochs of several runs.
 
     Args:
-        runs: By name, what :func:`read_summary` returns.
+        runs: By name, what :func:`read_accuracies` returns.
     """
     figure = Figure(figsize=(TEXT_WIDTH, 2.8), layout='constrained')
     ax = figure.subplots()

@@ -7,9 +7,8 @@ highest density, the fewest pixels that hold half of the attention.
 import argparse
 import copy
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -18,32 +17,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse, Rectangle
 from timm.models import clean_state_dict
 
-from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d, precision_matrices
+from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
+from timm_selfconv.weights.history import HISTORY, find_history, read_history
 from .maps import Grid, check_query
 from .style import TEXT_WIDTH, TITLE_HEIGHT, head_legend, head_style, lay_out, styled, titled_figure
 
 __all__ = [
-    'Blobs', 'density_level', 'encoding_blobs', 'figure_centers', 'figure_regions', 'figure_training', 'mass_ellipse',
-    'mass_radius', 'training_blobs',
+    'density_level', 'figure_centers', 'figure_regions', 'figure_training', 'mass_ellipse', 'mass_radius',
+    'training_blobs',
 ]
 
 GAUSSIAN = 'solid: 50 % of the Gaussian, dotted: 90 %; hollow: a centre farther away'
 KEY = 'cross: the query; grey: the grid around it'
 CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of the attention, style of its line
 MARGIN = 1.25  # pixels around the grid that show centres outside
-FLATTEST = 1e-8  # precision, in 1 / pixels^2, below which a head has none
-
-
-@dataclass(frozen=True)
-class Blobs:
-    """A Gaussian per head, in pixels of the layer's grid, relative to the query.
-
-    Attributes:
-        centers: Means, (row, column), shape (heads, 2).
-        covariances: Shape (heads, 2, 2).
-    """
-    centers: torch.Tensor
-    covariances: torch.Tensor
 
 
 def mass_radius(mass: float) -> float:
@@ -86,65 +73,80 @@ def density_level(attention: torch.Tensor, mass: float) -> float:
     return float(values[(values.cumsum(0) < mass * values.sum()).sum()])
 
 
-def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
-    """The Gaussians that quadratic encodings are (equation 9), one entry per layer.
-
-    Returns:
-        None for other nets, and where content has a say. A precision below 1e-8 counts as 1e-8, a standard deviation of
-        10,000 pixels.
-    """
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
-    blobs = []
-    for layer in layers:
-        encoding = layer.encoding
-        if not isinstance(encoding, QuadraticEncoding) or layer.terms != ('position',):
-            return None
-        precisions, axes = torch.linalg.eigh(precision_matrices(encoding.spreads.detach()).double())
-        covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
-        blobs.append(Blobs(encoding.centers.detach().double(), covariances))
-    return blobs or None
+def evenly(epochs: Sequence[int], columns: int) -> List[int]:
+    """At most so many of some epochs, the first and the last one among them, and the last one if only one is wanted."""
+    last, steps = len(epochs) - 1, min(columns, len(epochs)) - 1
+    return [epochs[round(i * last / steps) if steps else last] for i in range(steps + 1)]
 
 
-def training_blobs(model: nn.Module, run: Path, columns: int = 6) -> Dict[int, List[Blobs]]:
-    """The Gaussians of a net at the checkpoints of its training.
-
-    Args:
-        model: A net with quadratic encodings, as it was trained; it stays as it is.
-        run: Folder with the ``checkpoint-*.pth.tar`` files of timm's train script.
-        columns: How many checkpoints at most, the first and the last one among them.
-
-    Returns:
-        One entry per checkpoint: epochs trained, in order, and a Gaussian per head for each layer.
+def history_blobs(path: Path, columns: int) -> Tuple[Dict[int, List[Blobs]], Grid]:
+    """The Gaussians in a history, and the grid that they are on.
 
     Raises:
-        ValueError: If there are no checkpoints, they are another net's, or its heads aren't Gaussian.
+        ValueError: If the history does not say where heads look.
     """
+    history = read_history(path)
+    rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
+    if not rows or not history['grid']:
+        raise ValueError(f'{path}: does not say where heads look; those of {history["model"]} follow the image')
+    blobs = {}
+    for epochs in evenly(sorted(rows), columns):
+        layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
+        blobs[epochs] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
+    return blobs, (history['grid'][0], history['grid'][1])
+
+
+def training_blobs(
+        model: nn.Module,
+        run: Union[str, Path],
+        columns: int = 6,
+) -> Tuple[Dict[int, List[Blobs]], Optional[Grid]]:
+    """The Gaussians of a net while it was trained, from the history of a run or its checkpoints.
+
+    Args:
+        model: The net as it was trained, for checkpoints; it stays as it is.
+        run: Folder of a run of this package's trainer or of timm's train script, or a net whose history ships.
+        columns: How many epochs at most, the first and the last one among them.
+
+    Returns:
+        A Gaussian per head for each layer by epochs trained, in order; the grid, if a history says it.
+
+    Raises:
+        ValueError: If there is neither a history nor checkpoints, they are another net's, or say nothing of where heads
+            look.
+    """
+    history = find_history(run)
+    if history is not None:
+        blobs, grid = history_blobs(history, columns)
+        given = position_blobs(model, grid)
+        if given is None or any([len(x.centers) for x in given] != [len(x.centers) for x in b] for b in blobs.values()):
+            raise ValueError(f'{history}: is of another net than {type(model).__name__} as given')
+        return blobs, grid
     if encoding_blobs(model) is None:
-        raise ValueError(f'model={type(model).__name__}: its centres are no parameters, so training cannot be drawn')
+        raise ValueError(
+            f'model={type(model).__name__}: its centres are no parameters, so checkpoints do not show its training')
     checkpoints = {}
     with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments
-        for path in run.glob('checkpoint-*.pth.tar'):
+        for path in Path(run).glob('checkpoint-*.pth.tar'):
             try:
                 checkpoint = torch.load(path, map_location='cpu', weights_only=True)
                 checkpoints[int(checkpoint['epoch'])] = clean_state_dict(checkpoint['state_dict'])
             except Exception as e:  # a broken pickle raises anything
                 raise ValueError(f'run={str(run)!r}: {path.name} is no checkpoint of train.py ({e!r})') from e
     if not checkpoints:
-        raise ValueError(f'run={str(run)!r}: needs a folder with checkpoint-*.pth.tar files')
-    epochs = sorted(checkpoints)
-    last = len(epochs) - 1
-    steps = min(columns, len(epochs)) - 1
+        raise ValueError(f'run={str(run)!r}: needs a net whose history ships, or a folder with {HISTORY} or '
+                         'checkpoint-*.pth.tar files')
     model = copy.deepcopy(model)
-    history = {}
-    for epoch in [epochs[round(i * last / steps) if steps else last] for i in range(steps + 1)]:
+    blobs = {}
+    for epoch in evenly(sorted(checkpoints), columns):
         try:
             model.load_state_dict(checkpoints[epoch])
         except (RuntimeError, TypeError, AttributeError) as e:
             raise ValueError(f'run={str(run)!r}: is of another net than {type(model).__name__} as given ({e})') from e
-        blobs = encoding_blobs(model)
-        assert blobs is not None
-        history[epoch + 1] = blobs
-    return history
+        layers = encoding_blobs(model)
+        assert layers is not None
+        blobs[epoch + 1] = layers
+    return blobs, None
 
 
 def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Rectangle:
@@ -289,7 +291,7 @@ def figure_training(history: Dict[int, List[Blobs]], grid: Grid, net: str = '') 
     for column, (epochs, blobs) in enumerate(history.items()):
         for row, layer in enumerate(blobs):
             draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN))
-        axes[0, column].set_title(f'after {epochs} epoch{"s" if epochs > 1 else ""}')
+        axes[0, column].set_title(f'after {epochs} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
     for row in range(layers):
         axes[row, 0].set_ylabel(f'layer {row}')
     head_legend(figure, max(len(b.centers) for blobs in history.values() for b in blobs))

@@ -1,6 +1,5 @@
 """All the figures that apply to a net."""
 import copy
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -13,7 +12,8 @@ from timm_selfconv.data import to_picture
 from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, has_footprints, layer_names, \
     looks_at_content
 from timm_selfconv.look.heads import report_maps
-from .centers import encoding_blobs, figure_centers, figure_regions, figure_training, training_blobs
+from timm_selfconv.theory import encoding_blobs
+from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
 from .maps import check_query, figure_average, figure_query
 from .statistics import baselines, figure_statistics
@@ -67,7 +67,7 @@ def draw_figures(
         names: Sequence[str] = (),
         query: Optional[Tuple[int, int]] = None,
         net: str = '',
-        run: Optional[Path] = None,
+        run: Optional[str] = None,
 ) -> Dict[str, Figure]:
     """Draw what applies to a net.
 
@@ -78,7 +78,7 @@ def draw_figures(
         names: Names of the first images, which get figures of their own.
         query: Row and column of the query, in pixels of the layers' grid; the middle by default.
         net: Name, weights and accuracy of the net, for the titles.
-        run: A run of timm's train script, see :func:`training_blobs`.
+        run: A run, or a net whose history ships, see :func:`training_blobs`.
 
     Returns:
         Figures by name: 'centers', 'attention', 'attention-7x7', 'average' and 'statistics'; for every named image,
@@ -129,5 +129,5 @@ def draw_figures(
         figures[f'overlay-{name}'] = figure_query(single, query, picture=picture, over=True, net=net)
         figures[f'average-{name}'] = figure_average(single, picture=picture, net=net)
     if history is not None:
-        figures['training'] = figure_training(history, grid, net)
+        figures['training'] = figure_training(history[0], history[1] or grid, net)
     return figures

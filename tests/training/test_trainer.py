@@ -1,5 +1,6 @@
 """The fast training script, against torch's, timm's and PIL's own."""
 import csv
+import io
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,10 +25,16 @@ from PIL import Image
 from timm.data import create_transform
 
 from timm_selfconv import hub, train
+from timm_selfconv.data import at_size, load_images
 from timm_selfconv.models import zoo_names
 from timm_selfconv.cli import main as cli
+from timm_selfconv.theory import position_blobs
+from timm_selfconv.training import trainer
+from timm_selfconv.training.augment import Augment
+from timm_selfconv.training.recipes import read_recipe
+from timm_selfconv.weights.history import accuracies, read_history
 
-RECIPES = Path(__file__).resolve().parent.parent / 'recipes'
+RECIPES = Path(__file__).resolve().parent.parent.parent / 'recipes'
 TINY = str(RECIPES / 'muon_tiny.yaml')
 LIKE_TIMM = ['crop_padding=null', 'img_sizes={}']  # crops and image sizes as train.py has them
 
@@ -69,7 +77,7 @@ def stopped_after(epoch):
         if len(self.history) > epoch:
             raise Enough
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Enough):
-        patch.setattr(train.Training, 'publish', publish)
+        patch.setattr(trainer.Training, 'publish', publish)
         yield
 
 
@@ -85,6 +93,15 @@ def stopped_after(epoch):
     (['batch_size=8', 'kd_model_name=resnet_tiny_cifar', 'kd_maps={9: 1}'], r'kd_maps={9: 1}: layer 9, .* net has 6'),
     (['batch_size=8', 'img_sizes={5: 18}'], r'18.*multiples of 4'),
     (['batch_size=8', '--device', 'abacus'], r"device='abacus': .*abacus"),
+    (['batch_size=8', '--device', 'meta'], r"device='meta': "),
+    (['batch_size=8', '--batches', '0'], r"--batches: 0: needs a whole number above 0"),
+    (['batch_size=8', '--batches', '-1'], r"--batches: -1: needs"),
+    (['batch_size=8', 'opt=adahessian'], r"opt='adahessian': needs second derivatives"),
+    (['batch_size=8', 'opt=foo'], r"opt='foo': "),
+    (['batch_size=8', 'torchcompile=foo'], r"torchcompile='foo': "),
+    (['batch_size=8', 'initial_checkpoint=/etc/passwd'], r"initial_checkpoint='/etc/passwd'"),
+    (['batch_size=8', 'device_modules=[nowhere]'], r"device_modules=\['nowhere'\]: No module"),
+    (['batch_size=8', 'device_modules=[7]'], r"device_modules=\[7\]: "),
 ])
 def test_data_that_does_not_fit_is_refused(folder, tmp_path, capsys, more, message):
     with pytest.raises(SystemExit) as stopped:
@@ -102,10 +119,10 @@ def test_missing_columns_are_refused(tmp_path, capsys, column):
 
 
 def test_images_are_normalised_as_timm_does(folder):
-    args = train.read_recipe(TINY, [*LIKE_TIMM, 'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]'])
+    args = read_recipe(TINY, [*LIKE_TIMM, 'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]'])
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8)
-    augment = train.Augment(args, model, torch.device('cpu'))
-    images, labels = train.load_images(str(folder), 'test', 'img', 'label', torch.device('cpu'))
+    augment = Augment(args, model, torch.device('cpu'))
+    images, labels = load_images(str(folder), 'test', 'img', 'label', torch.device('cpu'))
     assert images.dtype == torch.uint8 and labels.tolist() == [0, 0, 0, 1, 1, 1]
     transform = create_transform(**timm.data.resolve_data_config({}, model=model))
     wanted = torch.stack([transform(Image.fromarray(i.permute(1, 2, 0).numpy())) for i in images])
@@ -115,11 +132,11 @@ def test_images_are_normalised_as_timm_does(folder):
 
 def test_one_step_is_that_of_torch_s_optimiser(folder):
     """Augmentation off, one batch of all images: its order does not matter."""
-    args = train.read_recipe(TINY, [
+    args = read_recipe(TINY, [
         *LIKE_TIMM, 'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'amp=null', 'opt=momentum', 'lr=0.5',
         'sched_on_updates=true', 'warmup_epochs=0', 'batch_size=24', 'epochs=2', 'clip_grad=0.1', SMALL])
-    data = train.load_images(str(folder), 'train', 'img', 'label', torch.device('cpu'))
-    training = train.Training(args, data)
+    data = load_images(str(folder), 'train', 'img', 'label', torch.device('cpu'))
+    training = trainer.Training(args, data)
     torch.manual_seed(args.seed)
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8, mlp_dim=8, depth=2)
     torch.testing.assert_close(training.model.state_dict(), model.state_dict(), rtol=0, atol=0)
@@ -185,20 +202,106 @@ def test_a_run_from_before_new_keys_goes_on(folder, tmp_path):
     assert run(folder, tmp_path, *more)['epoch'] == 2
 
 
-@pytest.mark.parametrize('size', [0, 1000, -1000], ids=['empty', 'short', 'nearly whole'])
-def test_a_damaged_checkpoint_costs_one_epoch(folder, tmp_path, capsys, size):
+def cut(size):
+    return lambda content: content[:size]
+
+
+def flip(content):
+    """One bit of the largest record: weights, which torch reads without a look at their checksum."""
+    with zipfile.ZipFile(io.BytesIO(content)) as records:
+        record = records.read(max(records.infolist(), key=lambda info: info.file_size))
+    place = content.index(record) + len(record) // 2
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1:]
+
+
+@pytest.mark.parametrize('damage', [cut(0), cut(1000), cut(-1000), flip], ids=[
+    'empty', 'short', 'nearly whole', 'a bit'])
+def test_a_damaged_checkpoint_costs_one_epoch(folder, tmp_path, capsys, damage):
     more = ['--batches', '1', 'epochs=3', SMALL]
     with stopped_after(1):
         run(folder, tmp_path, *more)
-    last, previous = tmp_path / 'last.pth.tar', tmp_path / 'previous.pth.tar'
-    last.write_bytes(last.read_bytes()[:size])
+    last, previous = tmp_path / 'last.pth.tar', tmp_path / 'checkpoint-0.pth.tar'
+    last.write_bytes(damage(last.read_bytes()))
     whole = run(folder, tmp_path / 'whole', *more)
     resumed = run(folder, tmp_path, *more)
     assert 'last.pth.tar is damaged' in capsys.readouterr().out
     torch.testing.assert_close(resumed['state_dict'], whole['state_dict'], rtol=0, atol=0)
-    for path in (last, previous):
-        path.write_bytes(path.read_bytes()[:size])
+    for path in (last, *tmp_path.glob('checkpoint-*')):
+        path.write_bytes(damage(path.read_bytes()))
+    assert previous.is_file() or previous.with_name('checkpoint-1.pth.tar').is_file()
     refused(capsys, 2, 'no checkpoint in it is whole', folder, tmp_path, *more)
+
+
+@pytest.mark.parametrize('content,message', [
+    (dict(state_dict={}), 'has a checkpoint that timm_selfconv.train did not write'),
+    ([1, 2], 'did not write'), (torch.zeros(3), 'did not write')])
+def test_other_checkpoints_do_not_resume(folder, tmp_path, capsys, content, message):
+    torch.save(content, tmp_path / 'last.pth.tar')
+    refused(capsys, 2, message, folder, tmp_path, 'epochs=1', SMALL)
+
+
+def test_weights_that_are_not_finite_do_not_count_as_a_finished_run(folder, tmp_path, capsys):
+    more = ['--batches', '1', 'epochs=1', SMALL]
+    checkpoint = run(folder, tmp_path, *more)
+    checkpoint['state_dict']['head.fc.bias'].fill_(float('nan'))
+    torch.save(checkpoint, tmp_path / 'last.pth.tar')
+    refused(capsys, 2, r'values in head.fc.bias that are not finite', folder, tmp_path, *more)
+
+
+@pytest.mark.parametrize('kept', [1, 2, 4])
+def test_as_many_checkpoints_stay_as_the_recipe_asks_for(folder, tmp_path, kept):
+    run(folder, tmp_path, '--batches', '1', 'epochs=5', f'checkpoint_hist={kept}', SMALL)
+    older = {path.name: torch.load(path, weights_only=True)['epoch'] for path in tmp_path.glob('checkpoint-*')}
+    assert older == {f'checkpoint-{epoch}.pth.tar': epoch for epoch in range(4)[4 - (kept - 1):]}
+
+
+def test_a_run_keeps_its_history(folder, tmp_path, monkeypatch):
+    seen = []
+    epoch = trainer.Training.epoch
+
+    def observed(self, scheduler):
+        seen.append(position_blobs(self.model, (8, 8)))
+        return epoch(self, scheduler)
+
+    monkeypatch.setattr(trainer.Training, 'epoch', observed)
+    shards = ['--shards', str(tmp_path / 'out')]
+    run(folder, tmp_path, *shards, 'epochs=3', 'val_interval=2', 'position_lr_scale=30', SMALL)
+    history = read_history(tmp_path / 'history.json')
+    assert read_history(tmp_path / 'out' / 'history.json') == history
+    assert history['model'] == 'sa_quadratic_tiny_cifar' and history['grid'] == [8, 8]
+    rows = list(csv.DictReader((tmp_path / 'summary.csv').open()))
+    assert [row['train_loss'] for row in history['rows'][1:]] == [float(row['train_loss']) for row in rows]
+    assert list(accuracies(history)) == [2, 3] and all(row['images_per_second'] > 0 for row in history['rows'][1:])
+    for blobs, row in zip(seen, history['rows']):
+        for layer, told in zip(blobs, row['heads'], strict=True):
+            wanted = torch.cat([layer.centers, layer.covariances.flatten(1)[:, [0, 3, 1]]], 1)
+            torch.testing.assert_close(torch.tensor(told, dtype=torch.double), wanted, rtol=1e-3, atol=1e-6)
+    assert history['rows'][0]['heads'] != history['rows'][1]['heads']
+
+
+def test_position_encodings_learn_at_their_own_rate(folder):
+    still = ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'opt=momentum', 'warmup_epochs=0', 'batch_size=24', 'epochs=2',
+             'lr=0.5']
+    plain, scaled = (small_training(folder, *still, f'position_lr_scale={s}') for s in (1, 30))
+    starts = [{k: v.clone() for k, v in t.model.state_dict().items()} for t in (plain, scaled)]
+    torch.testing.assert_close(*starts, rtol=0, atol=0)
+    for training in (plain, scaled):
+        one_epoch(training)
+    for name in starts[0]:
+        steps = [t.model.state_dict()[name] - start[name] for t, start in zip((plain, scaled), starts)]
+        factor = 30. if '.encoding.' in name else 1.
+        torch.testing.assert_close(steps[1], factor * steps[0], rtol=1e-3, atol=1e-5)
+
+
+def test_the_stem_begins_with_whitened_patches_of_the_first_size(folder, tmp_path, capsys):
+    training = small_training(folder, 'stem_whitening=0.5', 'img_sizes={0: 16}')
+    images = at_size(training.augment.normalize(training.images), 16)
+    out = training.model.stem(images).detach().transpose(0, 1).flatten(1)
+    torch.testing.assert_close(out.mean(1), torch.zeros(8), rtol=0, atol=1e-4)
+    torch.testing.assert_close(out.cov(), 0.25 * torch.eye(8), rtol=0, atol=1e-2)
+    torch.save(training.model.state_dict(), tmp_path / 'net.pth')
+    refused(capsys, 2, 'stem_whitening=0.5: needs a net from scratch', folder, tmp_path / 'run', 'stem_whitening=0.5',
+            f'initial_checkpoint={tmp_path}/net.pth', SMALL)
 
 
 def test_one_training_a_folder(folder, tmp_path, capsys):
@@ -212,9 +315,9 @@ def test_the_first_loss_that_is_not_finite_stops_it(folder, tmp_path, capsys, mo
         calls.append(1)
         return whole(self, *args) * (float('nan') if len(calls) == 5 else 1)
 
-    whole, calls, more = train.Training.loss, [], ['epochs=3', SMALL]
+    whole, calls, more = trainer.Training.loss, [], ['epochs=3', SMALL]
     with monkeypatch.context() as patch:
-        patch.setattr(train.Training, 'loss', loss)  # three batches an epoch: the second of the second
+        patch.setattr(trainer.Training, 'loss', loss)  # three batches an epoch: the second of the second
         message = 'epoch 1, step 1: the loss is nan.* keeps the epochs before'
         refused(capsys, 1, message, folder, tmp_path / 'run', *more)
     assert torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=True)['epoch'] == 0
@@ -223,14 +326,14 @@ def test_the_first_loss_that_is_not_finite_stops_it(folder, tmp_path, capsys, mo
 
 
 def small_training(folder, *overrides, split='train'):
-    args = train.read_recipe(TINY, [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
-    return train.Training(args, train.load_images(str(folder), split, 'img', 'label', torch.device('cpu')))
+    args = read_recipe(TINY, [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
+    return trainer.Training(args, load_images(str(folder), split, 'img', 'label', torch.device('cpu')))
 
 
 def one_epoch(training):
     args = training.args
-    scheduler, _ = train.create_scheduler_v2(
-        training.optimizer, **train.scheduler_kwargs(args), updates_per_epoch=training.steps)
+    scheduler, _ = trainer.create_scheduler_v2(
+        training.optimizer, **trainer.scheduler_kwargs(args), updates_per_epoch=training.steps)
     return training.epoch(scheduler)
 
 
@@ -269,7 +372,7 @@ def test_maps_of_the_teacher_s_stages_are_learned_too(folder):
     training = small_training(folder, *teacher, 'kd_maps={1: 3}', 'kd_maps_weight=2.5')
     x = training.augment(training.images)
     with torch.no_grad():
-        ours = training.model.forward_intermediates(train.at_size(x, 24), indices=[1], intermediates_only=True)[0]
+        ours = training.model.forward_intermediates(at_size(x, 24), indices=[1], intermediates_only=True)[0]
         theirs = training.teacher.model.forward_intermediates(x, indices=[3], intermediates_only=True)[0]
         theirs = torch.nn.BatchNorm2d(64, affine=False)(F.adaptive_avg_pool2d(theirs, 6))  # 8 x 8, for 6 x 6 patches
         maps = (training.student.heads[0](ours) - theirs).square().mean()
@@ -314,7 +417,7 @@ def test_every_recipe_is_rehearsed(recipe, folder, tmp_path, capsys, monkeypatch
     command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
     monkeypatch.chdir(tmp_path)
     cli(command[1:])
-    facts = (tmp_path / 'timm_selfconv/weights/sa_quadratic_tiny_cifar.md').read_text()
+    facts = (tmp_path / 'run/weights/sa_quadratic_tiny_cifar.md').read_text()
     assert f'| recipe | {recipe} |' in facts and ('| image sizes |' in facts) == bool(phases)
 
 
@@ -361,10 +464,10 @@ def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_p
     command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
     monkeypatch.chdir(tmp_path)
     cli(command[1:])
-    shipped = hub.safetensors.torch.load_file(tmp_path / 'timm_selfconv/weights/sa_quadratic_tiny_cifar.safetensors')
+    shipped = hub.safetensors.torch.load_file(tmp_path / 'run/weights/sa_quadratic_tiny_cifar.safetensors')
     ema = torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=True)['state_dict_ema']
     torch.testing.assert_close(shipped, {k: v.half() for k, v in ema.items()})
-    card = (tmp_path / 'timm_selfconv/weights/sa_quadratic_tiny_cifar.md').read_text()
+    card = (tmp_path / 'run/weights/sa_quadratic_tiny_cifar.md').read_text()
     assert '| arguments | epochs=1 model_ema=true batch_size=8 --batches 1 |\n| epochs | 0.3 |\n' in card
     assert '| images | 8: 1 x 1 batches of 8 |\n' in card  # of 24
     command[command.index('--checkpoint') + 1] = str(tmp_path / 'out' / 'sa_quadratic_tiny_cifar')

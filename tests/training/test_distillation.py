@@ -4,7 +4,7 @@ import timm
 import torch
 import torch.nn.functional as F
 
-from timm_selfconv.distillation import Student, logits_and_maps, map_loss
+from timm_selfconv.training.distillation import Student, logits_and_maps, map_loss
 
 
 @pytest.fixture(scope='module')

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from timm_selfconv.recipe_files import read_recipe
+from timm_selfconv.training.recipes import read_recipe
 
-TINY = str(Path(__file__).resolve().parent.parent / 'recipes' / 'muon_tiny.yaml')
+TINY = str(Path(__file__).resolve().parent.parent.parent / 'recipes' / 'muon_tiny.yaml')
 
 
 @pytest.mark.parametrize('overrides,message', [
@@ -24,6 +24,20 @@ TINY = str(Path(__file__).resolve().parent.parent / 'recipes' / 'muon_tiny.yaml'
     (['img_sizes={0: big}'], r"img_sizes={0: 'big'}: needs a size in pixels by the epoch"),
     (['kd_maps={1: layer3}'], r"kd_maps={1: 'layer3'}: needs a teacher's stage by the layer that learns it"),
     (['kd_maps={-1: 3}'], r'kd_maps={-1: 3}: needs .* from 0'),
+    (['clip_grad=-1'], r'clip_grad=-1.0: needs a number above 0'),
+    (['scale=[2,1]'], r'scale=\[2, 1\]: needs 2 rising numbers above 0 and at most 1'),
+    (['scale=[1]'], r'scale=\[1\]: needs 2 rising numbers'),
+    (['ratio=[0,1]'], r'ratio=\[0, 1\]: needs 2 rising numbers above 0'),
+    (['smoothing=-1'], r'smoothing=-1.0: needs a number of at least 0 and at most 1'),
+    (['smoothing=2'], r'smoothing=2.0: needs'), (['hflip=7'], r'hflip=7.0: needs'),
+    (['mixup=-1'], r'mixup=-1.0: needs'),
+    (['momentum=5'], r'momentum=5.0: needs'), (['weight_decay=-1'], r'weight_decay=-1.0: needs'),
+    (['reprob=3'], r'reprob=3.0: needs'), (['drop_path=-1'], r'drop_path=-1.0: needs'),
+    (['drop_path=2'], r'drop_path=2.0: needs'), (['crop_padding=-1'], r'crop_padding=-1: needs a whole number of at'),
+    (['min_lr=-1'], r'min_lr=-1.0: needs'), (['sched=plateau'], r"sched='plateau': .* needs 'cosine' or"),
+    (['stem_whitening=0'], r'stem_whitening=0.0: needs a number above 0'),
+    (['position_lr_scale=0'], r'position_lr_scale=0.0: needs a number above 0'),
+    (['checkpoint_hist=0'], r'checkpoint_hist=0: needs a whole number above 0'),
     (['ratio=[1, 1'], r"overrides=\['ratio=\[1, 1'\]: needs YAML"),
 ])
 def test_what_it_does_not_do_is_refused(overrides, message):

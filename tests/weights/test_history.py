@@ -1,0 +1,40 @@
+"""Histories of trainings: what is written is read back, and what is no history is refused by the file's name."""
+import json
+
+import pytest
+
+from timm_selfconv import weights
+from timm_selfconv.weights.history import accuracies, find_history, read_history, write_history
+
+ROWS = [
+    dict(epochs=0, heads=[[[0., 1., 2., 3., 0.5]]]), dict(epochs=1, train_loss=2., lr=0.1, heads=None),
+    dict(epochs=2, train_loss=1.5, lr=0., eval_top1=55.5, heads=[[[0., 1., 2., 3., 0.5]]])]
+
+
+def test_a_history_is_read_back_and_found_by_run_or_net(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path / 'weights')
+    assert find_history(tmp_path) is None and find_history('net') is None
+    write_history(tmp_path / 'history.json', 'net', [8, 8], ROWS)
+    write_history(tmp_path / 'weights' / 'net.history.json', 'net', [8, 8], ROWS[:2])
+    assert read_history(find_history(tmp_path)) == dict(model='net', grid=[8, 8], rows=ROWS)
+    assert read_history(find_history('net')) == read_history(find_history('net.cifar10')) == dict(
+        model='net', grid=[8, 8], rows=ROWS[:2])
+    assert accuracies(read_history(tmp_path / 'history.json')) == {2: 55.5}
+    assert len((tmp_path / 'history.json').read_text().splitlines()) == 2 + len(ROWS)  # a row per line
+
+
+@pytest.mark.parametrize('text,message', [
+    ('', 'is no history'), ('[]', 'is no history'), ('{"rows": 3}', 'is no history'), ('{"rows": []}', 'has \\[\\]'),
+    (json.dumps(dict(rows=[ROWS[0], ROWS[2]])), r'needs a row for each epoch from 0 on, has \[0, 2\]'),
+    (json.dumps(dict(rows=ROWS[1:])), r'has \[1, 2\]'),
+    (json.dumps(dict(rows=ROWS[:1])), r'has \[0\]'),
+    (json.dumps(dict(rows=[ROWS[0], dict(epochs=1, heads=None)])), "is no history.*'train_loss'"),
+    (json.dumps(dict(rows=[ROWS[0], dict(epochs=1, train_loss='low', heads=None)])), 'is no history.*low'),
+    (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], eval_top1='n/a')])), 'is no history.*n/a'),
+    (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], heads=[[[1., 2.]]])])), 'needs five numbers for each head'),
+    (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], heads=5)])), 'is no history'),
+])
+def test_what_is_no_history_is_refused(tmp_path, text, message):
+    (tmp_path / 'history.json').write_text(text)
+    with pytest.raises(ValueError, match=rf'history\.json: .*{message}'):
+        read_history(tmp_path / 'history.json')

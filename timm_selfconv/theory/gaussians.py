@@ -1,0 +1,79 @@
+"""Heads as Gaussians around the query: exactly what quadratic ones are, mean and covariance of other positions."""
+from dataclasses import dataclass
+from typing import Any, List, Optional, Tuple
+
+import torch
+import torch.nn as nn
+
+from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d, precision_matrices
+
+__all__ = ['Blobs', 'encoding_blobs', 'position_blobs']
+
+FLATTEST = 1e-8  # precision, in 1 / pixels^2, below which a head has none
+
+
+@dataclass(frozen=True)
+class Blobs:
+    """A Gaussian per head, in pixels of the layer's grid, relative to the query.
+
+    Attributes:
+        centers: Means, (row, column), shape (heads, 2).
+        covariances: Shape (heads, 2, 2).
+    """
+    centers: torch.Tensor
+    covariances: torch.Tensor
+
+
+def position_layers(model: nn.Module) -> List[SelfAttention2d]:
+    """The layers of a net that attends by relative position only, else none."""
+    layers = [module for module in model.modules() if isinstance(module, SelfAttention2d)]
+    return layers if all(layer.terms == ('position',) for layer in layers) else []
+
+
+def gaussian(encoding: QuadraticEncoding) -> Blobs:
+    """The Gaussians of equation (9). A precision below 1e-8 counts as 1e-8: a standard deviation of 10,000 pixels."""
+    precisions, axes = torch.linalg.eigh(precision_matrices(encoding.spreads.detach()).double())
+    covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
+    return Blobs(encoding.centers.detach().double(), covariances)
+
+
+def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
+    """The Gaussians that quadratic encodings are (equation 9), one entry per layer.
+
+    Returns:
+        None for other nets, and where content has a say.
+    """
+    encodings: List[Any] = [layer.encoding for layer in position_layers(model)]
+    if not encodings or not all(isinstance(encoding, QuadraticEncoding) for encoding in encodings):
+        return None
+    return [gaussian(encoding) for encoding in encodings]
+
+
+@torch.no_grad()
+def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
+    """Mean and covariance of what the grid's middle query gives to offsets, for an encoding of separable scores."""
+    rows, cols, _ = encoding.offset_tables(*grid)
+    centers, variances = [], []
+    for table, size in ((rows, grid[0]), (cols, grid[1])):
+        offsets = torch.arange(size, dtype=torch.double, device=table.device) - size // 2
+        probs = table[:, size - 1 - size // 2:2 * size - 1 - size // 2].softmax(-1)
+        centers.append(probs @ offsets)
+        variances.append(probs @ offsets.square() - centers[-1].square())
+    return Blobs(torch.stack(centers, -1), torch.diag_embed(torch.stack(variances, -1)))
+
+
+def position_blobs(model: nn.Module, grid: Tuple[int, int]) -> Optional[List[Blobs]]:
+    """Where the heads of a net look that attends by position only, one entry per layer, in float64.
+
+    Args:
+        model: The net.
+        grid: Rows and columns of its layers.
+
+    Returns:
+        Of quadratic encodings the Gaussians that they are; of learned ones mean and covariance of what the middle query
+        gives to the pixels of the grid. None for nets whose heads look at content.
+    """
+    layers: List[Any] = position_layers(model)
+    return [
+        gaussian(layer.encoding) if isinstance(layer.encoding, QuadraticEncoding) else moments(layer.encoding, grid)
+        for layer in layers] or None

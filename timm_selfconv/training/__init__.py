@@ -1,0 +1,8 @@
+"""Training on one device, by the recipes that timm's train.py takes; ``python -m timm_selfconv.train`` is the command.
+
+- recipes: where recipes lie, and the table of the keys that they may have.
+- trainer: ``Training``, a net and all that changes while it trains, with checkpoints and a history.
+- augment: crops, flips and erasing on the device.
+- initialization: a stem that begins as a whitening transform. optimization: learning rates of position encodings.
+- distillation: what a net learns from a teacher besides labels.
+"""

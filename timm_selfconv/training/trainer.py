@@ -1,0 +1,351 @@
+"""A net and all that changes while it trains."""
+import argparse
+import csv
+import hashlib
+import io
+import math
+import os
+import re
+import shlex
+import shutil
+import time
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import timm
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from timm.data import Mixup
+from timm.optim import create_optimizer_v2, optimizer_kwargs
+from timm.scheduler import create_scheduler_v2, scheduler_kwargs
+from timm.task import DistillationTeacher
+from timm.utils import ModelEmaV3, random_seed
+
+from timm_selfconv.data import Images, at_size, data_name
+from timm_selfconv.files import replace_file
+from timm_selfconv.hub import save_shards
+from timm_selfconv.theory import position_blobs
+from timm_selfconv.weights.history import HISTORY, write_history
+from .augment import Augment
+from .distillation import Student, distillation_loss, logits_and_maps, map_loss
+from .initialization import whiten_stem
+from .optimization import position_groups
+from .recipes import DEFAULTS
+
+__all__ = ['Training', 'as_value_error', 'export_command', 'summary']
+
+FUSED = ('sgd', 'momentum', 'adam', 'adamw')
+
+
+def as_value_error(what: str, make: Callable[[], Any]) -> Any:
+    """Return what a factory makes of a recipe's values; whatever it raises becomes a ValueError of one line."""
+    try:
+        return make()
+    except Exception as e:  # a broken checkpoint raises anything, as a module that is imported by name does
+        raise ValueError(f"{what}: {' '.join(str(e).split()) or type(e).__name__}") from e
+
+
+class Training:
+    """A net and all that changes while it trains."""
+
+    def __init__(self, args: argparse.Namespace, data: Images, batches: Optional[int] = None):
+        """
+        Args:
+            args: The recipe.
+            data: Training images and labels, on the device to train on.
+            batches: How many an epoch; all that are whole if None.
+
+        Raises:
+            ValueError: If the recipe and the data don't fit each other or the net, or there is no such net.
+        """
+        self.args = args
+        self.images, self.labels = data
+        device = self.images.device
+        self.batches = min(len(self.images) // args.batch_size, batches or len(self.images))
+        if not self.batches:
+            raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
+        self.steps = math.ceil(self.batches / args.grad_accum_steps)
+        self.fingerprint = hashlib.sha256(b''.join(x.cpu().numpy().tobytes() for x in data)).hexdigest()
+        random_seed(args.seed)
+        what = f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}'
+        model: Any = as_value_error(what, lambda: timm.create_model(
+            args.model, checkpoint_path=args.initial_checkpoint, drop_rate=args.drop, drop_path_rate=args.drop_path,
+            **args.model_kwargs).to(device))
+        self.model = model.to(memory_format=torch.channels_last)
+        for name, labels in (('smallest', self.labels.min()), ('largest', self.labels.max())):
+            if not 0 <= labels < self.model.num_classes:
+                raise ValueError(f'{name} label {int(labels)}: {args.model} has {self.model.num_classes} classes')
+        for size in args.img_sizes.values():  # now, not in the epoch that it begins with
+            with torch.no_grad():
+                as_value_error(what, partial(self.model.eval(), at_size(self.images[:1] / 255, size)))
+        self.augment = Augment(args, self.model, device)
+        if args.stem_whitening is not None:
+            self.whiten_stem()
+        self.teacher: Optional[DistillationTeacher] = None
+        if args.kd_model_name is not None:
+            self.teacher = as_value_error(f'kd_model_name={args.kd_model_name!r}', lambda: DistillationTeacher(
+                args.kd_model_name, self.model.num_classes, self.model.in_chans, device=device))
+            if args.torchcompile:
+                self.teacher.compile(args.torchcompile)
+        teacher = self.teacher and self.teacher.model
+        self.student = as_value_error(
+            f'kd_maps={args.kd_maps}', lambda: Student(self.model, teacher, args.kd_maps).to(device))
+        self.forward = self.student if not args.torchcompile else as_value_error(
+            f'torchcompile={args.torchcompile!r}', partial(torch.compile, self.student, backend=args.torchcompile))
+        self.mixup = Mixup(
+            args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
+            num_classes=self.model.num_classes) if args.mixup or args.cutmix else None
+        self.ema = ModelEmaV3(
+            self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
+        fused: Dict[str, Any] = dict(fused=True) if args.opt in FUSED else {}
+        if args.position_lr_scale != 1.:
+            fused['param_group_fn'] = partial(
+                position_groups, weight_decay=args.weight_decay, lr_scale=args.position_lr_scale)
+        self.optimizer = as_value_error(
+            f'opt={args.opt!r}', lambda: create_optimizer_v2(self.student, **optimizer_kwargs(args), **fused))
+        if getattr(self.optimizer, 'is_second_order', False):
+            raise ValueError(f'opt={args.opt!r}: needs second derivatives, which timm_selfconv.train does not take')
+        self.grid = self.layer_grid()
+        self.history: List[Dict[str, Any]] = []
+        self.start = self.heads()
+        self.seconds = 0.
+
+    def whiten_stem(self) -> None:
+        """Begin with whitened patches, of 5,000 training images at the size of the first epoch."""
+        args = self.args
+        if args.initial_checkpoint:
+            raise ValueError(
+                f'stem_whitening={args.stem_whitening}: needs a net from scratch, initial_checkpoint is '
+                f'{args.initial_checkpoint!r}')
+        images = at_size(self.augment.normalize(self.images[:5000]), args.img_sizes.get(0))
+        stem: Any = self.model.get_submodule(self.model.pretrained_cfg['first_conv'])
+        whiten_stem(stem, images, args.stem_whitening)
+
+    def layer_grid(self) -> Optional[List[int]]:
+        """Rows and columns of the layers for images at full size; None for nets without patches."""
+        patch_size = getattr(self.model, 'patch_size', None)
+        return None if patch_size is None else [side // patch_size for side in self.images.shape[-2:]]
+
+    def heads(self) -> Optional[List[List[List[float]]]]:
+        """Where the heads look, by layer, as :mod:`timm_selfconv.weights.history` has it."""
+        layers = None if self.grid is None else position_blobs(self.model, (self.grid[0], self.grid[1]))
+        return None if layers is None else [[
+            [float(f'{x:.4g}') for x in (*center, covariance[0][0], covariance[1][1], covariance[0][1])]
+            for center, covariance in zip(layer.centers.tolist(), layer.covariances.tolist())] for layer in layers]
+
+    @property
+    def result(self) -> nn.Module:
+        """The net that counts in the end."""
+        return self.model if self.ema is None else self.ema.module
+
+    def load(self, checkpoint: Dict[str, Any]) -> None:
+        """Go on where a checkpoint was saved.
+
+        Raises:
+            ValueError: If it was made by another recipe, from other data or by another script, or is not finite.
+        """
+        if not isinstance(checkpoint, dict) or not {'args', 'steps', 'history', 'seconds'} <= checkpoint.keys():
+            raise ValueError('output: has a checkpoint that timm_selfconv.train did not write; choose another')
+        recorded = {**DEFAULTS, **checkpoint['args']}  # an older run knows fewer keys
+        differ = sorted(k for k, v in vars(self.args).items() if recorded[k] != v)
+        if checkpoint['steps'] != self.steps:
+            differ.append('batches')
+        if checkpoint.get('data', self.fingerprint) != self.fingerprint:
+            differ.append('training images')
+        if differ:
+            raise ValueError(f'output: has a run of another recipe ({differ} differ); choose another')
+        broken = [name for name, value in checkpoint['state_dict'].items() if not value.isfinite().all()]
+        if broken:
+            raise ValueError(f'output: its last checkpoint has values in {broken[0]} that are not finite')
+        self.model.load_state_dict(checkpoint['state_dict'])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(checkpoint['state_dict_ema'])
+        self.student.heads.load_state_dict(checkpoint.get('kd_heads', {}))
+        self.optimizer.load_state_dict(checkpoint['optimizer'])
+        self.history, self.seconds = checkpoint['history'], checkpoint['seconds']
+        self.start = checkpoint.get('start')
+
+    def checkpoint(self) -> Dict[str, Any]:
+        """All there is, in the layout of timm's checkpoints."""
+        ema = {} if self.ema is None else dict(state_dict_ema=self.ema.module.state_dict())
+        return dict(
+            epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), steps=self.steps,
+            data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
+            kd_heads=self.student.heads.state_dict(), optimizer=self.optimizer.state_dict(), history=self.history,
+            start=self.start, seconds=self.seconds)
+
+    def resume(self, output: Path) -> None:
+        """Go on with the run in a folder, if there is one: from its newest checkpoint that is whole.
+
+        Raises:
+            ValueError: If there are checkpoints but none is whole, or they are of another training.
+        """
+        last = output / 'last.pth.tar'
+        paths = [path for path in (last, *reversed(older_checkpoints(output))) if path.is_file()]
+        for path in paths:
+            try:
+                with zipfile.ZipFile(path) as records:  # torch.load reads past flipped bits
+                    if records.testzip() is not None:
+                        raise ValueError('checksum')
+                checkpoint = torch.load(path, map_location=self.images.device, weights_only=True)
+            except Exception as e:  # what is raised depends on where the file ends
+                print(f'{path} is damaged ({type(e).__name__})', flush=True)
+                continue
+            self.load(checkpoint)
+            os.replace(path, last)
+            return
+        if paths:
+            raise ValueError(f'output={str(output)!r}: no checkpoint in it is whole; choose another')
+
+    def save(self, output: Path) -> None:
+        """Write last.pth.tar; the last ones before it stay, ``checkpoint_hist`` in all."""
+        last = output / 'last.pth.tar'
+        if last.is_file():
+            older = output / f'checkpoint-{len(self.history) - 2}.pth.tar'
+            replace_file(older, lambda path: shutil.copyfile(last, path))
+        replace_file(last, lambda path: torch.save(self.checkpoint(), path))
+        for path in older_checkpoints(output)[:1 - self.args.checkpoint_hist or None]:
+            path.unlink()
+
+    def loss(self, x: torch.Tensor, target: torch.Tensor, size: Optional[int]) -> torch.Tensor:
+        """Of augmented images, which the net sees at a size and its teacher as they are, and their labels."""
+        args, smoothing = self.args, self.args.smoothing
+        if self.mixup is not None:
+            (x, target), smoothing = self.mixup(x, target), 0.  # it smooths labels itself
+        logits, maps = self.forward(at_size(x, size))
+        loss = F.cross_entropy(logits, target, label_smoothing=smoothing)
+        if self.teacher is None:
+            return loss
+        with torch.no_grad():
+            x = self.teacher.normalize_input(at_size(x, None), self.augment.mean, self.augment.std)
+            wanted, hints = logits_and_maps(self.teacher.model, x, self.student.stages)
+        task, distill = args.task_loss_weight, args.distill_loss_weight  # what is not given: as timm's tasks
+        task, distill = (1. if task is None else task), (1. - (task or 0.) if distill is None else distill)
+        loss = task * loss + distill * distillation_loss(logits, wanted, args.kd_temperature)
+        return loss + args.kd_maps_weight * map_loss(maps, hints) if maps else loss
+
+    def epoch(self, scheduler: Any) -> float:
+        """Train on the shuffled images once, the last broken batch left out; returns the mean loss.
+
+        Raises:
+            FloatingPointError: At the first loss that is not finite.
+        """
+        args, epoch, device = self.args, len(self.history), self.images.device
+        random_seed(args.seed, 1000 * (epoch + 1))  # a resumed run draws what it would have drawn
+        order = torch.randperm(len(self.images), device=device)[:self.batches * args.batch_size]
+        batches = order.split(args.batch_size)
+        losses = torch.zeros(self.steps, device=device)
+        look = 1 if device.type == 'cpu' else 100  # reading a loss waits for the device
+        size = next((args.img_sizes[start] for start in sorted(args.img_sizes, reverse=True) if start <= epoch), None)
+        self.model.train()
+        for step in range(self.steps):
+            group = batches[step * args.grad_accum_steps:(step + 1) * args.grad_accum_steps]
+            self.optimizer.zero_grad()
+            for chosen in group:
+                x = self.augment(self.images[chosen])
+                with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+                    loss = self.loss(x, self.labels[chosen], size) / len(group)
+                loss.backward()
+                losses[step] += loss.detach()
+            if (step + 1) % look == 0 or step + 1 == self.steps:
+                bad = (~losses.isfinite()).nonzero()
+                if len(bad):
+                    raise FloatingPointError(f'epoch {epoch}, step {int(bad[0])}: the loss is {losses[bad[0]].item()}')
+            if args.clip_grad is not None:
+                nn.utils.clip_grad_norm_(self.student.parameters(), args.clip_grad)
+            self.optimizer.step()
+            updates = epoch * self.steps + step + 1
+            if self.ema is not None:
+                self.ema.update(self.model, step=updates)
+            scheduler.step_update(updates)
+        scheduler.step(epoch + 1)
+        return float(losses.mean())
+
+    def validate(self, data: Images) -> Dict[str, float]:
+        """Mean loss, and top-1 and top-5 accuracy in percent, in eval mode."""
+        images, labels = data
+        self.result.eval()
+        with torch.inference_mode(), torch.autocast(images.device.type, torch.bfloat16, enabled=self.args.amp):
+            logits = torch.cat([self.result(self.augment.normalize(x)) for x in images.split(500)]).float()
+        hit = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+        return dict(
+            eval_loss=float(F.cross_entropy(logits, labels)),
+            eval_top1=100 * float(hit[:, 0].double().mean()), eval_top5=100 * float(hit.any(1).double().mean()))
+
+    def run(self, validation: Images, output: Path, shards: Optional[Path] = None) -> None:
+        """Train to the end of the recipe, with a checkpoint, a line of the summary and shards after each epoch."""
+        scheduler, epochs = create_scheduler_v2(
+            self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.steps)
+        scheduler.step_update(len(self.history) * self.steps)
+        scheduler.step(len(self.history))
+        if self.history:  # the last run may have been killed between its checkpoint and these
+            self.publish(output, shards)
+        while len(self.history) < epochs:
+            start = time.perf_counter()
+            row: Dict[str, Any] = dict(epoch=len(self.history), train_loss=self.epoch(scheduler))
+            speed = self.batches * self.args.batch_size / (time.perf_counter() - start)
+            if (row['epoch'] + 1) % self.args.val_interval == 0 or row['epoch'] + 1 == epochs:
+                row.update(self.validate(validation))
+            self.seconds += time.perf_counter() - start
+            row['lr'] = self.optimizer.param_groups[0]['lr']
+            print(' '.join(f'{k} {v:.5g}' for k, v in row.items()), f'{self.seconds:.0f} s', flush=True)
+            self.history.append(dict(row, images_per_second=round(speed, 1), heads=self.heads()))
+            self.save(output)
+            self.publish(output, shards)
+
+    def publish(self, output: Path, shards: Optional[Path]) -> None:
+        """Write what follows from the last checkpoint: summary and history, and shards if asked for."""
+        rows = [dict(epochs=0, heads=self.start)]
+        for row in self.history:
+            rows.append({'epochs': row['epoch'] + 1, **{key: row[key] for key in row if key != 'epoch'}})
+        for folder in filter(None, (output, shards)):
+            replace_file(folder / 'summary.csv', lambda path: path.write_text(summary(self.history)))
+            write_history(folder / HISTORY, self.args.model, self.grid, rows)
+        if shards is not None:
+            save_shards(self.result, shards / self.args.model)
+
+
+def older_checkpoints(output: Path) -> List[Path]:
+    """The checkpoints in a folder before the last, in order of epochs."""
+    return sorted(output.glob('checkpoint-*.pth.tar'), key=lambda path: int(re.sub(r'\D', '', path.name) or -1))
+
+
+def summary(history: List[Dict[str, Any]]) -> str:
+    """The file that timm's train.py calls summary.csv; an epoch that was not validated (val_interval) has gaps."""
+    text = io.StringIO()
+    columns = ('epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5', 'lr')
+    writer = csv.DictWriter(text, fieldnames=columns, extrasaction='ignore')
+    writer.writeheader()
+    writer.writerows(history)
+    return text.getvalue()
+
+
+def export_command(training: Training, options: argparse.Namespace, data: str) -> str:
+    """The command that makes a weight file and its model card of a run."""
+    args, device = training.args, training.images.device
+    threads, epochs, batches = torch.get_num_threads(), len(training.history), training.batches
+    overrides, seen = options.overrides, epochs * batches * args.batch_size
+    whole = batches == len(training.images) // args.batch_size
+    facts = {
+        'recipe': options.recipe,
+        'script': 'python -m timm_selfconv.train',
+        'arguments': ' '.join(overrides if whole else [*overrides, f'--batches {batches}']) or 'none',
+        'epochs': epochs if whole else f'{seen / len(training.images):.1f}',
+        'images': None if whole else f'{seen:,}: {epochs} x {batches} batches of {args.batch_size}',
+        'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
+        'initialised from': args.initial_checkpoint or 'none',
+        'teacher': args.kd_model_name or 'none',
+        'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
+        'seed': args.seed,
+        'precision': f"trained {'under bfloat16 autocast' if args.amp else 'in float32'}, stored as float16",
+        'hardware': torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {threads} thread(s)',
+        'time': f'{training.seconds / 60:.0f} minutes',
+        'data': f'{data_name(data)}, split {args.train_split}',
+    }
+    return shlex.join([
+        'timm-selfconv', 'export', args.model, '--checkpoint', str(options.output / 'last.pth.tar'), '--data', data,
+        '--output', str(options.output / 'weights'),
+        *(word for key, value in facts.items() if value not in (None, '') for word in ('--fact', f'{key}={value}'))])

@@ -1,0 +1,70 @@
+"""The history of a training: a row per epoch, with losses, accuracies and where the heads look; read without torch.
+
+A run of :mod:`timm_selfconv.train` keeps ``history.json``; that of weights which ship lies beside their card, as
+``NAME.history.json``. It is one JSON object:
+
+    model   name of the net
+    grid    rows and columns of its layers, or null
+    rows    objects, after 0, 1, 2, ... epochs: ``epochs`` (trained so far), ``train_loss``, ``lr`` and
+            ``images_per_second`` of the last one; ``eval_loss``, ``eval_top1`` and ``eval_top5`` (per cent) where it
+            was validated; ``heads``, by layer and head, the mean (row, column) and the covariance (rows, columns,
+            both) of what a query gives to offsets, in pixels of the grid, or null for heads that follow the image
+"""
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Union
+
+from timm_selfconv.files import replace_file
+from . import default_weights, weights_path
+
+__all__ = ['HISTORY', 'accuracies', 'find_history', 'read_history', 'write_history']
+
+HISTORY = 'history.json'  # in the folder of a run
+
+
+def find_history(run: Union[str, Path]) -> Optional[Path]:
+    """The history in the folder of a run, or of a net whose weights ship; None if there is none.
+
+    Args:
+        run: Folder of a run, or a net's registered name, with its tag or without.
+    """
+    folder = Path(run)
+    path = folder / HISTORY if folder.is_dir() else weights_path(default_weights(str(run))).with_suffix(f'.{HISTORY}')
+    return path if path.is_file() else None
+
+
+def read_history(path: Path) -> Dict[str, Any]:
+    """Read a history and check that it is whole.
+
+    Returns:
+        The object that the module's docstring describes.
+
+    Raises:
+        ValueError: If the file is no history, or a row is missing or has no numbers where it needs some.
+    """
+    try:
+        history = json.loads(path.read_text())
+        rows = history['rows']
+        epochs = [row['epochs'] for row in rows]
+        losses = [float(row['train_loss']) for row in rows[1:]]
+        [float(top1) for top1 in (row.get('eval_top1') for row in rows) if top1 is not None]
+        heads = [[[float(x) for x in head] for head in layer] for row in rows for layer in row['heads'] or ()]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f'{path}: is no history of timm_selfconv.train ({type(e).__name__}: {e})') from e
+    if epochs != list(range(len(rows))) or not losses:
+        raise ValueError(f'{path}: needs a row for each epoch from 0 on, has {epochs}')
+    if any(len(head) != 5 for layer in heads for head in layer):
+        raise ValueError(f'{path}: needs five numbers for each head')
+    return history
+
+
+def write_history(path: Path, model: str, grid: Optional[List[int]], rows: List[Dict[str, Any]]) -> None:
+    """Write a history in the place of one that may exist, whole or not at all; a row per line."""
+    lines = ',\n  '.join(json.dumps(row) for row in rows)
+    text = f'{{"model": {json.dumps(model)}, "grid": {json.dumps(grid)}, "rows": [\n  {lines}\n]}}\n'
+    replace_file(path, lambda file: file.write_text(text))
+
+
+def accuracies(history: Dict[str, Any]) -> Dict[int, float]:
+    """Top-1 accuracy in per cent by epochs trained, where it was measured."""
+    return {row['epochs']: row['eval_top1'] for row in history['rows'] if row.get('eval_top1') is not None}
