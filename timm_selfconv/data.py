@@ -28,18 +28,33 @@ def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
     return names if len(names) == num_classes else tuple(str(i) for i in range(num_classes))
 
 
-def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
-    """A picture as RGB, upright as its camera says, 16 bits of grey scaled to 8.
+def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
+    """Scale greys of 16 bits, or floats from 0 to 1, to 8 bits; PIL's own conversion takes 255 for white and clips.
 
     Raises:
-        ValueError: If it can't be read whole or is too large to unpack; it is named.
+        ValueError: If nothing says which value is white: of integers of 32 bits, and of floats beyond 0 to 1.
+    """
+    if image.mode[0] not in 'IF':
+        return image
+    values, white = np.asarray(image, np.float64), 1 if image.mode == 'F' else 65535
+    scaled = image.mode != 'I' or image.format in ('PNG', 'PPM')  # whose 16 bits PIL may open as 32
+    if not scaled or not ((values >= 0) & (values <= white)).all():
+        raise ValueError(
+            f'image {name!r}: mode {image.mode!r} with values from {values.min():g} to {values.max():g} does not say '
+            'which is white, needs 8 or 16 bits, or floats from 0 to 1')
+    return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
+
+
+def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
+    """A picture as RGB, upright as its camera says, greys of 16 bits or floating point scaled to 8 bits.
+
+    Raises:
+        ValueError: If it can't be read whole, is too large to unpack, or is of an unknown scale; it is named.
     """
     try:
         with Image.open(file) as image:
-            upright = ImageOps.exif_transpose(image)
-            if upright.mode.startswith('I'):  # 16 bits, which convert() would clip at 255
-                upright = Image.fromarray((np.asarray(upright, np.float64) / 257).round().clip(0, 255).astype(np.uint8))
-            return upright.convert('RGB')
+            ImageOps.exif_transpose(image, in_place=True)
+            return to_eight_bits(image, name).convert('RGB')
     except (OSError, SyntaxError, Image.DecompressionBombError) as e:  # a truncated picture is the first or the second
         raise ValueError(f'image {name!r}: needs a readable picture file ({type(e).__name__})') from e
 
@@ -101,7 +116,7 @@ def open_dataset(
         split: str,
         data_dir: Optional[str],
         input_key: str,
-        target_key: str,
+        target_key: Optional[str],
         class_map: Any = None,
 ) -> Any:
     """timm's dataset of a name or folder; a folder with parquet files is read as the Hub's layout.
@@ -111,7 +126,7 @@ def open_dataset(
         split: Split of the dataset.
         data_dir: Where the files of a named dataset lie, for those that need it.
         input_key: Column of the images, for the Hub's layout.
-        target_key: Column of the labels, for the Hub's layout.
+        target_key: Column of the labels, for the Hub's layout; None if nobody looks at them.
         class_map: timm's: a file with a class name per line, or a dictionary, that gives labels their numbers.
 
     Raises:
@@ -122,9 +137,10 @@ def open_dataset(
     if is_folder and next(folder.rglob('*.parquet'), None):
         data, is_folder = f'hfds/{data}', False
     reader, _, name = data.partition('/')
-    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key) if reader == 'hfds' else {}
+    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) if reader == 'hfds' else {}
     if not is_folder and (not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds')):
         raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
+    label: Any = 0
     try:
         if reader in ('hfds', 'hfids') and not Path(name).exists():
             require_hub()
@@ -133,7 +149,7 @@ def open_dataset(
         else:
             dataset = create_dataset(data, data_dir, split=split, class_map=class_map, **columns)
         if columns and len(dataset):
-            dataset.reader[0]
+            _, label = dataset.reader[0]
     except ImportError as e:
         extra = "pip install 'timm_selfconv[data]' first" if columns else 'needs a package that is not installed'
         raise ValueError(f'data={data!r}: {extra} ({e})') from e
@@ -142,6 +158,8 @@ def open_dataset(
         needs = f'; needs the columns {input_key=}, {target_key=}' if columns and not offline else ''
         raise ValueError(
             f'data={data!r}, {data_dir=}, {split=}: cannot be read ({e or type(e).__name__}){needs}') from e
+    if target_key is not None and not isinstance(label, int):
+        raise ValueError(f'data={data!r}, {target_key=}: needs a column of class numbers, has {type(label).__name__}')
     if is_folder:
         splits = [name for name in SPLITS if (folder / name).is_dir()]
         if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all that there is
@@ -165,7 +183,7 @@ def sample_pictures(
     """
     if count < 1:
         raise ValueError(f'count={count}: needs at least 1')
-    dataset = open_dataset(data, split, data_dir, input_key, 'label')
+    dataset = open_dataset(data, split, data_dir, input_key, None)
     count = min(count, len(dataset))
     return [dataset[i * len(dataset) // count][0].convert('RGB') for i in range(count)]
 
