@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from timm_selfconv.data import at_size, open_dataset, open_images, padded_crop, random_resized_crop, sample_pictures
+from timm_selfconv.data import at_size, classify, open_dataset, open_images, padded_crop, random_resized_crop, \
+    sample_pictures
 
 GREY = np.linspace(0, 1, 256).reshape(16, 16)
 
@@ -49,6 +50,16 @@ def test_labels_that_are_no_class_numbers_are_refused(tmp_path, key):
     with pytest.raises(ValueError, match=rf"data=.*target_key='{key}': needs a column of class numbers"):
         open_dataset(str(tmp_path), 'test', None, 'img', key)
     assert len(sample_pictures(str(tmp_path), 'test', None, 'img', 2)) == 2  # nobody looks at labels
+
+
+@pytest.mark.parametrize('name,value', [
+    ('interpolation', 'x'), ('mean', 'red'), ('std', [0.5, 0.5]), ('input_size', (3, -1, -1)), ('crop_pct', 'much'),
+    ('label_names', 5), ('label_names', 'abcdefghij')])
+def test_a_configuration_that_makes_no_sense_is_refused(name, value):
+    """As one from the Hub may be."""
+    model = timm.create_model('resnet_tiny_cifar', channels=(8,) * 4, pretrained_cfg_overlay={name: value})
+    with pytest.raises(ValueError, match=rf'configuration .*{name}.*(cannot be used|needs a list of names)'):
+        classify(model, [Image.new('RGB', (40, 40))])
 
 
 def test_padded_crops_are_all_the_windows_of_the_padded_image():

@@ -15,17 +15,45 @@ from tqdm import trange
 from timm_selfconv.models._weights import require_hub
 
 __all__ = [
-    'PictureDataset', 'at_size', 'class_names', 'classify', 'load_images', 'match_classes', 'open_dataset',
-    'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures', 'to_picture']
+    'PictureDataset', 'at_size', 'class_names', 'classify', 'data_config', 'load_images', 'match_classes',
+    'open_dataset', 'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures', 'to_picture']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
+DATA_KEYS = ('input_size', 'interpolation', 'crop_pct', 'crop_mode', 'mean', 'std')  # of a timm configuration
 SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
+
+
+def label_names(model: nn.Module) -> Tuple[str, ...]:
+    """Names of a model's classes as its configuration has them; empty if it has none.
+
+    Raises:
+        ValueError: If they are not a list of names.
+    """
+    names = getattr(model, 'pretrained_cfg', {}).get('label_names') or ()
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"the model's configuration has label_names={names!r}: needs a list of names")
+    return tuple(names)
 
 
 def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
     """Names of a model's classes, their numbers where its configuration knows none that fit."""
-    names = tuple(getattr(model, 'pretrained_cfg', {}).get('label_names') or ())
+    names = label_names(model)
     return names if len(names) == num_classes else tuple(str(i) for i in range(num_classes))
+
+
+def data_config(model: nn.Module) -> Dict[str, Any]:
+    """How a model takes pictures, as timm's `resolve_data_config` says.
+
+    Raises:
+        ValueError: If its configuration, which may be one from the Hub, makes no sense.
+    """
+    try:
+        config = resolve_data_config({}, model=model)
+        create_transform(**config)(Image.new('RGB', (2, 2)))
+    except Exception as e:  # whatever timm, torchvision and PIL make of it
+        keys = {key: value for key, value in getattr(model, 'pretrained_cfg', {}).items() if key in DATA_KEYS}
+        raise ValueError(f"the model's configuration {keys} cannot be used ({type(e).__name__}: {e})") from e
+    return config
 
 
 def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
@@ -98,7 +126,7 @@ def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
         return name.lower().replace('_', ' ').replace('-', ' ').strip()
 
     labels: Dict[str, int] = getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
-    names = list(getattr(model, 'pretrained_cfg', {}).get('label_names') or ())
+    names = list(label_names(model))
     if not names or len(names) != getattr(model, 'num_classes', len(names)) or not labels:
         return None
     classes = {plain(str(name)): i for i, name in enumerate(names)}
@@ -199,13 +227,13 @@ def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
 
 def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
     """Pictures of any size as a model's configuration says it takes them, shape (B, C, height, width)."""
-    transform = create_transform(**resolve_data_config({}, model=model))
+    transform = create_transform(**data_config(model))
     return torch.stack([transform(image) for image in images])
 
 
 def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
     """An image as a net takes it, shape (C, height, width), for the eye: shape (height, width, 3), from 0 to 1."""
-    config = resolve_data_config({}, model=model)
+    config = data_config(model)
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import timm
 import torch
 from PIL import Image
+from timm.models import save_for_hf
 
 from timm_selfconv.cli import main
 
@@ -69,6 +71,9 @@ def broken(tmp_path, monkeypatch):
         Path('nets', name).mkdir(parents=True)
         Path('nets', name, 'config.json').write_text(config)
         Path('nets', name, 'model.safetensors').write_text('hello')
+    for key, value in dict(interpolation='x', label_names=5).items():
+        model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8, depth=1, pretrained_cfg_overlay={key: value})
+        save_for_hf(model, f'nets/{key}', safe_serialization=True)
     Path('data', 'test', 'cat').mkdir(parents=True)
     Image.new('RGB', (32, 32)).save('data/test/cat/picture.png')
     Path('parquet').mkdir()
@@ -95,6 +100,8 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
     *(([*EVAL, '--data', data], f'data={data!r}') for data in (
         'hfds/nobody/nothing', 'hfds/', 'hfids/nobody/nothing', 'torch/nothing', 'torch/cifar10', 'torch/',
         'wds/nothing', 'runs/nothing', '', 'text.pt')),
+    *(([command, f'local-dir:nets/{key}', *data], key) for key in ('interpolation', 'label_names')
+      for command, *data in (('classify', 'data/test/cat/picture.png'), ('eval', '--data', 'data'))),
     ([*EVAL, '--data', 'parquet'], "data='hfds/parquet'"),
     ([*EVAL, '--data', 'data', '--class-map', 'nowhere'], "data='data'"),
     *(([*EVAL, '--data', 'data', '--device', device], f'device={device!r}') for device in ('abacus', 'meta', '')),
