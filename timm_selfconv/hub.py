@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from timm.data import resolve_data_config
 
 from timm_selfconv.files import new_folder, replace_file, replace_folder, write_new
-from timm_selfconv.models._weights import REVISION, require_hub
+from timm_selfconv.models._weights import REVISION, WEIGHTS_FILE, require_hub
 from timm_selfconv.weights import LICENSE
 
 __all__ = [
@@ -50,6 +50,15 @@ def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch
     return tensors
 
 
+@contextmanager
+def write_errors(path: Union[str, Path]) -> Iterator[None]:
+    """What safetensors raises where a file can't be written, as where the disk is full, as an OSError."""
+    try:
+        yield
+    except SafetensorError as e:
+        raise OSError(f'{path} cannot be written ({e})') from e
+
+
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
     """Save a model's state dict as safetensors, floating point tensors in another dtype.
 
@@ -80,7 +89,7 @@ def save_shards(model: nn.Module, folder: Union[str, Path], dtype: torch.dtype =
     Raises:
         ValueError: If a value is not finite in that type.
     """
-    with replace_folder(folder) as temporary:
+    with write_errors(folder), replace_folder(folder) as temporary:
         huggingface_hub.save_torch_state_dict(portable_state_dict(model, dtype), temporary, max_shard_size='16MB')
 
 
@@ -119,8 +128,9 @@ def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
 
     Raises:
         FileExistsError: If there is something already; it is left alone.
+        OSError: If it can't be written whole.
     """
-    with new_folder(folder) as temporary:
+    with write_errors(folder), new_folder(folder) as temporary:
         timm.models.save_for_hf(model, str(temporary), safe_serialization=True)
 
 
@@ -235,9 +245,12 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> Li
         Names of the files that were sent.
 
     Raises:
+        ValueError: If the folder holds no net.
         OSError: If what can be downloaded afterwards is not what was sent, or gives other logits.
     """
     api, folder = HfApi(), Path(folder)
+    if not all((folder / name).is_file() for name in ('config.json', WEIGHTS_FILE)):
+        raise ValueError(f'folder={str(folder)!r}: needs config.json and {WEIGHTS_FILE}')
     names = differing_files(folder, repo_id)
     with client_errors(repo_id):
         if names:
