@@ -1,7 +1,7 @@
 """Weights: how they are saved, with their model cards, and how they get to the Hub."""
-import hashlib
 import tempfile
 from contextlib import contextmanager, suppress
+from hashlib import sha1, sha256
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
@@ -213,20 +213,17 @@ def client_errors(repo_id: str) -> Iterator[None]:
 
 def differing_files(folder: Path, repo_id: str) -> List[str]:
     """Names of a folder's files that a repository on the Hub does not have with the same content."""
-    there: Dict[str, RepoFile] = {}
+    there: Dict[str, str] = {}
     with client_errors(repo_id), suppress(RepositoryNotFoundError):
         require_hub()
         tree = HfApi().list_repo_tree(repo_id, recursive=True)
-        there.update((file.path, file) for file in tree if isinstance(file, RepoFile))
+        files = (file for file in tree if isinstance(file, RepoFile))
+        there.update((file.path, file.blob_id if file.lfs is None else file.lfs.sha256) for file in files)
     names = []
-    for path in sorted(path for path in folder.rglob('*') if path.is_file()):
+    for path in sorted(filter(Path.is_file, folder.rglob('*'))):
         name, content = path.relative_to(folder).as_posix(), path.read_bytes()
-        remote = there.get(name)
-        if remote is None:
-            names.append(name)
-        elif remote.lfs is not None:
-            names.extend([name] if remote.lfs.sha256 != hashlib.sha256(content).hexdigest() else [])
-        elif remote.blob_id != hashlib.sha1(b'blob %d\0' % len(content) + content).hexdigest():
+        blob = sha1(b'blob %d\0' % len(content) + content)
+        if there.get(name) not in (blob.hexdigest(), sha256(content).hexdigest()):
             names.append(name)
     return names
 
@@ -272,7 +269,7 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> Li
 def check_published(folder: Path, repo_id: str) -> None:
     """Download a repository into an empty cache and compare it with the folder, bytes and logits."""
     with tempfile.TemporaryDirectory() as cache:
-        for path in (path for path in folder.rglob('*') if path.is_file()):
+        for path in filter(Path.is_file, folder.rglob('*')):
             name = path.relative_to(folder).as_posix()
             with client_errors(repo_id):
                 there = Path(hf_hub_download(repo_id, name, revision=REVISION, cache_dir=cache))
