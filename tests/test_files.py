@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from timm_selfconv import files
 
@@ -120,6 +121,21 @@ def test_of_two_that_make_a_new_folder_one_is_told(tmp_path):
         with files.new_folder(path) as other:
             (other / 'file').write_bytes(b'other')
     assert list(tmp_path.iterdir()) == [path] and (path / 'file').read_bytes() == b'other'
+
+
+def test_a_checkpoint_that_outgrows_a_limit_is_an_oserror(tmp_path):
+    """torch.save says RuntimeError: unexpected pos 832 vs 726."""
+    resource = pytest.importorskip('resource')
+    files.replace_file(tmp_path / 'last.pth.tar', lambda path: torch.save(torch.zeros(10), path))
+    before = (tmp_path / 'last.pth.tar').read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match=r'last.pth.tar: cannot be written .*; is the disk full\?'):
+            files.replace_file(tmp_path / 'last.pth.tar', lambda path: torch.save(torch.zeros(100_000), path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == ['last.pth.tar'] and (tmp_path / 'last.pth.tar').read_bytes() == before
 
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EIO, errno.EINVAL])

@@ -75,10 +75,16 @@ def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
     Args:
         path: Where to; its folder is made if need be.
         write: Writes the whole content to the path that it is given.
+
+    Raises:
+        OSError: If it can't be written whole; what was there is left alone.
     """
     path = Path(path)
     with temporary_beside(path) as temporary:
-        write(temporary)
+        try:
+            write(temporary)
+        except RuntimeError as e:  # torch.save's
+            raise OSError(f'{path}: cannot be written ({e}); is the disk full?') from e
         flush(temporary)
         os.replace(temporary, path)
         flush(path.parent)
