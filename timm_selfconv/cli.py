@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> None:
     except (ValueError, OSError) as e:
         if args.command == 'run' and Path(args.script).is_file():
             raise  # a script's errors are its own
-        if isinstance(e, BrokenPipeError):  # whoever reads has enough, as head; nothing to flush in the end
+        if isinstance(e, BrokenPipeError):  # the reader left, as head does; no second error at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         print(f'timm-selfconv: {textwrap.shorten(str(e), 700) or type(e).__name__}', file=sys.stderr)

@@ -42,7 +42,7 @@ def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
 
 
 def data_config(model: nn.Module) -> Dict[str, Any]:
-    """How a model takes pictures, as timm's `resolve_data_config` says.
+    """Preprocessing that a model's configuration asks for (timm's `resolve_data_config`), checked.
 
     Raises:
         ValueError: If its configuration, which may be one from the Hub, makes no sense.

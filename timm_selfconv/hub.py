@@ -52,7 +52,7 @@ def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch
 
 @contextmanager
 def write_errors(path: Union[str, Path]) -> Iterator[None]:
-    """What safetensors raises where a file can't be written, as where the disk is full, as an OSError."""
+    """Raises the errors of safetensors while it writes, such as those of a full disk, as an OSError."""
     try:
         yield
     except SafetensorError as e:

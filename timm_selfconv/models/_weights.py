@@ -26,7 +26,7 @@ def hub_id(name: str) -> str:
 
 
 def contents(name: str) -> Iterator[Tuple[bytes, str]]:
-    """What may be a net's weight file, one after the other, and what helps if it is not."""
+    """Yields candidates for the content of a net's weight file, each with what helps if it is damaged."""
     path = weights_path(name)
     if path.is_file():
         yield path.read_bytes(), f'{path} is not the one of the package: install it anew'
@@ -58,7 +58,7 @@ def read_weights(name: str) -> bytes:
 
 
 def load_weights(name: str) -> Dict[str, torch.Tensor]:
-    """State dict of a net's weights, made of the very bytes that :func:`read_weights` has checked."""
+    """State dict of a net, parsed from the same bytes that :func:`read_weights` has checked."""
     return safetensors.torch.load(read_weights(name))
 
 
@@ -79,7 +79,7 @@ def require_hub() -> None:
 
 
 def download(name: str, anew: bool) -> Path:
-    """The weight file of a net from the Hub; ``anew`` if the one in the client's cache is damaged."""
+    """Downloads the weight file of a net; ``anew`` replaces the one in the client's cache."""
     repo: Dict[str, Any] = dict(repo_id=f'{OWNER}/{name}', filename=WEIGHTS_FILE, revision=REVISION)
     remedy = f"pretrained=False, or weights of your own: pretrained_cfg_overlay=dict(file='{WEIGHTS_FILE}')"
     if constants.HF_HUB_OFFLINE:

@@ -1,6 +1,6 @@
-"""Copies of nets whose weights say all that they compute: adapters are merged, anything else is refused.
+"""Copies of nets with their adapters (LoRA) merged; other wrappers, parametrizations and hooks are refused.
 
-Theory reads weights. A layer that is wrapped by an adapter (LoRA), parametrized or hooked computes more than they say.
+Inclusion, pruning and merging read weights, and such layers compute more than their weights say.
 """
 import copy
 from typing import Any, Collection, List, Optional, TypeVar
@@ -22,7 +22,7 @@ ModelT = TypeVar('ModelT', bound=nn.Module)
 
 
 def is_adapter(module: nn.Module) -> bool:
-    """Whether a module wraps a layer as those of peft do, which merge themselves into it."""
+    """Detects modules that wrap a layer and can merge themselves into it, as those of peft."""
     return callable(getattr(module, 'merge', None)) and callable(getattr(module, 'get_base_layer', None))
 
 
@@ -41,7 +41,7 @@ def check_plain(name: str, module: nn.Module) -> None:
 
 
 def merged(name: str, adapter: Any) -> nn.Module:
-    """The layer inside an adapter, the adapter merged into its weights.
+    """Merge an adapter into the layer that it wraps, and return the layer.
 
     Raises:
         ValueError: If it can't be merged, or the layer computes something else then (adapters that are switched off).
