@@ -25,6 +25,7 @@ class Hub:
         requests: Method and path of each request, in order.
         faults: What goes wrong: a method and a pattern of the path, with the status to answer with, or 'cut' to close
             the connection in the middle of the body.
+        etags: ETag of a repository's files, in the place of the right one.
     """
 
     def __init__(self):
@@ -33,7 +34,7 @@ class Hub:
 
     def clear(self):
         self.repos, self.tags, self.objects, self.collections = {}, {}, {}, {}
-        self.requests, self.faults = [], {}
+        self.requests, self.faults, self.etags = [], {}, {}
 
     def files(self, repo, revision):
         commits = self.repos.get(repo)
@@ -213,6 +214,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send(404, b'', {'X-Error-Code': code})
         content, headers = files[name], {'X-Repo-Commit': self.hub.commit_id(repo, revision)}
         sha256 = hashlib.sha256(content).hexdigest()
+        if repo in self.hub.etags:
+            return self.send(200, content, dict(headers, ETag=f'"{self.hub.etags[repo]}"'))
         if sha256 in self.hub.objects:  # large files lie on another host
             host = self.hub.address.replace('127.0.0.1', 'localhost')
             headers.update({

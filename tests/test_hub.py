@@ -107,3 +107,19 @@ def test_folders_that_hold_no_weights_of_this_net_are_refused(content, message, 
         (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=message):
         hub.load_shards(nn.Linear(3, 2), tmp_path)
+
+
+@pytest.mark.parametrize('files', [None, [], ['README.md', 'config.json']], ids=str)
+def test_what_is_no_net_is_not_published(files, tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError('asks the Hub')
+
+    monkeypatch.setattr('socket.socket.connect', refuse)
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
+    folder = tmp_path / 'net'
+    if files is not None:
+        folder.mkdir()
+        for name in files:
+            (folder / name).touch()
+    with pytest.raises(ValueError, match=rf"folder='{folder}': needs config.json and model.safetensors"):
+        hub.publish(folder, 'nobody/nothing')

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import timm
@@ -153,6 +154,29 @@ def test_weights_come_from_the_hub_once(hub, light, publish):
     hub.requests.clear()
     assert load(light, ONE) == ['loaded'] and not hub.requests
     assert load(light, ONE, HF_HUB_OFFLINE='1') == ['loaded']
+
+
+def test_a_damaged_download_is_replaced(hub, light, publish):
+    assert publish(ONE, '--owner', 'org').returncode == 0
+    assert load(light, ONE) == ['loaded']
+    blob, = (path for path in Path(light['HF_HOME']).rglob('blobs/*') if path.stat().st_size > 1e6)
+    content = blob.read_bytes()
+    blob.write_bytes(content[:-1] + b'x')
+    assert 'damaged in the cache' in load(light, ONE, HF_HUB_OFFLINE='1')[0]
+    assert load(light, ONE) == ['loaded'] and blob.read_bytes() == content
+    hub.requests.clear()
+    assert load(light, ONE) == ['loaded'] and not hub.requests
+
+
+@pytest.mark.parametrize('etag', ['../../../../escaped', '..'])
+def test_a_hub_that_names_files_elsewhere_writes_nowhere(hub, light, tmp_path, etag):
+    hub.repos[f'org/{ONE}'] = [{'model.safetensors': b'hostile'}]
+    hub.tags[f'org/{ONE}', REVISION] = 0
+    hub.etags[f'org/{ONE}'] = etag
+    said, = load(light, ONE)
+    assert 'cannot be downloaded' in said and 'is no name of a file' in said
+    assert not [path for path in tmp_path.rglob('*') if path.is_file() and path.read_bytes() == b'hostile']
+    assert not any('escaped' in path.name for path in [*tmp_path.rglob('*'), *tmp_path.parent.iterdir()])
 
 
 def test_weights_that_cannot_be_had_say_why(hub, light):

@@ -179,9 +179,13 @@ def run(args: argparse.Namespace) -> None:
     try:
         module = importlib.import_module(f'timm_selfconv.commands.{args.module}')
         getattr(module, f'run_{args.command}')(args)
+        sys.stdout.flush()
     except (ValueError, OSError) as e:
         if args.command == 'run' and Path(args.script).is_file():
             raise  # a script's errors are its own
+        if isinstance(e, BrokenPipeError):  # the reader left, as head does; no second error at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         print(f'timm-selfconv: {textwrap.shorten(str(e), 700) or type(e).__name__}', file=sys.stderr)
         sys.exit(2)
 

@@ -15,31 +15,74 @@ from tqdm import trange
 from timm_selfconv.models._weights import require_hub
 
 __all__ = [
-    'PictureDataset', 'at_size', 'class_names', 'classify', 'data_name', 'load_images', 'match_classes', 'open_dataset',
-    'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures', 'to_picture']
+    'PictureDataset', 'at_size', 'class_names', 'classify', 'data_config', 'data_name', 'load_images', 'match_classes',
+    'open_dataset', 'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures', 'to_picture']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
+DATA_KEYS = ('input_size', 'interpolation', 'crop_pct', 'crop_mode', 'mean', 'std')  # of a timm configuration
 SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
+
+
+def label_names(model: nn.Module) -> Tuple[str, ...]:
+    """Names of a model's classes as its configuration has them; empty if it has none.
+
+    Raises:
+        ValueError: If they are not a list of names.
+    """
+    names = getattr(model, 'pretrained_cfg', {}).get('label_names') or ()
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"the model's configuration has label_names={names!r}: needs a list of names")
+    return tuple(names)
 
 
 def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
     """Names of a model's classes, their numbers where its configuration knows none that fit."""
-    names = tuple(getattr(model, 'pretrained_cfg', {}).get('label_names') or ())
+    names = label_names(model)
     return names if len(names) == num_classes else tuple(str(i) for i in range(num_classes))
 
 
-def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
-    """A picture as RGB, upright as its camera says, 16 bits of grey scaled to 8.
+def data_config(model: nn.Module) -> Dict[str, Any]:
+    """Preprocessing that a model's configuration asks for (timm's `resolve_data_config`), checked.
 
     Raises:
-        ValueError: If it can't be read whole or is too large to unpack; it is named.
+        ValueError: If its configuration, which may be one from the Hub, makes no sense.
+    """
+    try:
+        config = resolve_data_config({}, model=model)
+        create_transform(**config)(Image.new('RGB', (2, 2)))
+    except Exception as e:  # whatever timm, torchvision and PIL make of it
+        keys = {key: value for key, value in getattr(model, 'pretrained_cfg', {}).items() if key in DATA_KEYS}
+        raise ValueError(f"the model's configuration {keys} cannot be used ({type(e).__name__}: {e})") from e
+    return config
+
+
+def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
+    """Scale greys of 16 bits, or floats from 0 to 1, to 8 bits; PIL's own conversion takes 255 for white and clips.
+
+    Raises:
+        ValueError: If nothing says which value is white: of integers of 32 bits, and of floats beyond 0 to 1.
+    """
+    if image.mode[0] not in 'IF':
+        return image
+    values, white = np.asarray(image, np.float64), 1 if image.mode == 'F' else 65535
+    scaled = image.mode != 'I' or image.format in ('PNG', 'PPM')  # whose 16 bits PIL may open as 32
+    if not scaled or not ((values >= 0) & (values <= white)).all():
+        raise ValueError(
+            f'image {name!r}: mode {image.mode!r} with values from {values.min():g} to {values.max():g} does not say '
+            'which is white, needs 8 or 16 bits, or floats from 0 to 1')
+    return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
+
+
+def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
+    """A picture as RGB, upright as its camera says, greys of 16 bits or floating point scaled to 8 bits.
+
+    Raises:
+        ValueError: If it can't be read whole, is too large to unpack, or is of an unknown scale; it is named.
     """
     try:
         with Image.open(file) as image:
-            upright = ImageOps.exif_transpose(image)
-            if upright.mode.startswith('I'):  # 16 bits, which convert() would clip at 255
-                upright = Image.fromarray((np.asarray(upright, np.float64) / 257).round().clip(0, 255).astype(np.uint8))
-            return upright.convert('RGB')
+            ImageOps.exif_transpose(image, in_place=True)
+            return to_eight_bits(image, name).convert('RGB')
     except (OSError, SyntaxError, Image.DecompressionBombError) as e:  # a truncated picture is the first or the second
         raise ValueError(f'image {name!r}: needs a readable picture file ({type(e).__name__})') from e
 
@@ -83,7 +126,7 @@ def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
         return name.lower().replace('_', ' ').replace('-', ' ').strip()
 
     labels: Dict[str, int] = getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
-    names = list(getattr(model, 'pretrained_cfg', {}).get('label_names') or ())
+    names = list(label_names(model))
     if not names or len(names) != getattr(model, 'num_classes', len(names)) or not labels:
         return None
     classes = {plain(str(name)): i for i, name in enumerate(names)}
@@ -101,7 +144,7 @@ def open_dataset(
         split: str,
         data_dir: Optional[str],
         input_key: str,
-        target_key: str,
+        target_key: Optional[str],
         class_map: Any = None,
 ) -> Any:
     """timm's dataset of a name or folder; a folder with parquet files is read as the Hub's layout.
@@ -111,7 +154,7 @@ def open_dataset(
         split: Split of the dataset.
         data_dir: Where the files of a named dataset lie, for those that need it.
         input_key: Column of the images, for the Hub's layout.
-        target_key: Column of the labels, for the Hub's layout.
+        target_key: Column of the labels, for the Hub's layout; None if nobody looks at them.
         class_map: timm's: a file with a class name per line, or a dictionary, that gives labels their numbers.
 
     Raises:
@@ -122,9 +165,10 @@ def open_dataset(
     if is_folder and next(folder.rglob('*.parquet'), None):
         data, is_folder = f'hfds/{data}', False
     reader, _, name = data.partition('/')
-    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key) if reader == 'hfds' else {}
+    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) if reader == 'hfds' else {}
     if not is_folder and (not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds')):
         raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
+    label: Any = 0
     try:
         if reader in ('hfds', 'hfids') and not Path(name).exists():
             require_hub()
@@ -133,7 +177,7 @@ def open_dataset(
         else:
             dataset = create_dataset(data, data_dir, split=split, class_map=class_map, **columns)
         if columns and len(dataset):
-            dataset.reader[0]
+            _, label = dataset.reader[0]
     except ImportError as e:
         extra = "pip install 'timm_selfconv[data]' first" if columns else 'needs a package that is not installed'
         raise ValueError(f'data={data!r}: {extra} ({e})') from e
@@ -142,6 +186,8 @@ def open_dataset(
         needs = f'; needs the columns {input_key=}, {target_key=}' if columns and not offline else ''
         raise ValueError(
             f'data={data!r}, {data_dir=}, {split=}: cannot be read ({e or type(e).__name__}){needs}') from e
+    if target_key is not None and not isinstance(label, int):
+        raise ValueError(f'data={data!r}, {target_key=}: needs a column of class numbers, has {type(label).__name__}')
     if is_folder:
         splits = [name for name in SPLITS if (folder / name).is_dir()]
         if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all that there is
@@ -171,7 +217,7 @@ def sample_pictures(
     """
     if count < 1:
         raise ValueError(f'count={count}: needs at least 1')
-    dataset = open_dataset(data, split, data_dir, input_key, 'label')
+    dataset = open_dataset(data, split, data_dir, input_key, None)
     count = min(count, len(dataset))
     return [dataset[i * len(dataset) // count][0].convert('RGB') for i in range(count)]
 
@@ -187,13 +233,13 @@ def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
 
 def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
     """Pictures of any size as a model's configuration says it takes them, shape (B, C, height, width)."""
-    transform = create_transform(**resolve_data_config({}, model=model))
+    transform = create_transform(**data_config(model))
     return torch.stack([transform(image) for image in images])
 
 
 def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
     """An image as a net takes it, shape (C, height, width), for the eye: shape (height, width, 3), from 0 to 1."""
-    config = resolve_data_config({}, model=model)
+    config = data_config(model)
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 

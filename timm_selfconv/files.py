@@ -1,24 +1,23 @@
-"""Whole files or none: the one place that writes.
+"""Atomic file and directory writes.
 
-What is written goes to a temporary file beside its target, reaches the disk, and is renamed: whoever reads the target
-sees the old content or the new, never a part. One process at a time writes a target; the lock is the operating
-system's, so a kill frees it, and the next writer takes over the temporary file of one that was killed.
+Content goes to a temporary file or folder beside its target, reaches the disk, and gets its name: readers see the old
+content or the new, never a part. Writers need no lock, as each has a temporary file of a random name; of two that
+replace a file the last one counts, of two that make a new one the second is refused. A writer that is killed leaves one
+`.timm_selfconv-*.tmp` at most, which nothing reads and which may be removed when no writer runs.
 """
-import getpass
+import errno
 import hashlib
 import os
+import secrets
 import shutil
-import socket
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, Union
 
-from filelock import FileLock
-
 __all__ = ['check_new', 'new_folder', 'replace_file', 'replace_folder', 'sha256', 'write_new']
 
 PathLike = Union[str, Path]
+NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF)  # of network file systems, and of Windows
 
 
 def check_new(path: PathLike) -> None:
@@ -36,50 +35,38 @@ def sha256(path: PathLike) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, where the system can say so."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:  # some network file systems can't
-        pass
-    finally:
-        os.close(descriptor)
+def flush(*paths: Path) -> None:
+    """Wait until files, and the names in folders, are on the disk, where the system can say so.
+
+    Raises:
+        OSError: If the disk is full or broken, which some file systems only tell now.
+    """
+    for path in paths:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except PermissionError:  # Windows opens no folders
+            continue
+        try:
+            os.fsync(descriptor)
+        except OSError as e:
+            if e.errno not in NO_FSYNC:
+                raise
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """The name of a temporary file or folder that this process alone may use to make ``path``; gone in the end."""
+    """Name of a temporary file or folder beside ``path``, removed in the end if it is still there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    who = f'{socket.gethostname()}.{getpass.getuser()}'
-    name = hashlib.sha256(f'{who}:{path.resolve()}'.encode()).hexdigest()[:32]
-    temporary = path.with_name(f'.{path.name}.{who}.tmp')
-    with FileLock(Path(tempfile.gettempdir(), f'timm_selfconv-{name}.lock')):
-        remove(temporary)  # of a writer that was killed
-        try:
-            yield temporary
-        finally:
-            remove(temporary)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or folder, if there is one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def move(temporary: Path, path: Path) -> None:
-    """Give a finished file or folder its name, once its content is on the disk."""
-    for file in sorted(temporary.rglob('*')) if temporary.is_dir() else [temporary]:
-        if file.is_file():
-            flush(file)
-    os.replace(temporary, path)
-    flush(path.parent)
+    temporary = path.with_name(f'.timm_selfconv-{secrets.token_hex(8)}.tmp')
+    try:
+        yield temporary
+    finally:
+        if temporary.is_dir() and not temporary.is_symlink():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
 
 
 def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
@@ -88,11 +75,19 @@ def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
     Args:
         path: Where to; its folder is made if need be.
         write: Writes the whole content to the path that it is given.
+
+    Raises:
+        OSError: If it can't be written whole; what was there is left alone.
     """
     path = Path(path)
     with temporary_beside(path) as temporary:
-        write(temporary)
-        move(temporary, path)
+        try:
+            write(temporary)
+        except RuntimeError as e:  # torch.save's
+            raise OSError(f'{path}: cannot be written ({e}); is the disk full?') from e
+        flush(temporary)
+        os.replace(temporary, path)
+        flush(path.parent)
 
 
 def write_new(path: PathLike, content: bytes) -> None:
@@ -106,10 +101,16 @@ def write_new(path: PathLike, content: bytes) -> None:
         FileExistsError: If there is something already; it is left alone.
     """
     path = Path(path)
+    check_new(path)
     with temporary_beside(path) as temporary:
-        check_new(path)
         temporary.write_bytes(content)
-        move(temporary, path)
+        flush(temporary)
+        try:
+            os.link(temporary, path)  # unlike a rename it fails if there is something
+        except OSError:
+            check_new(path)
+            os.rename(temporary, path)  # no links here (FAT): of two writers in one instant the last one counts
+        flush(path.parent)
 
 
 @contextmanager
@@ -127,8 +128,13 @@ def new_folder(path: PathLike) -> Iterator[Path]:
     with temporary_beside(path) as temporary:
         temporary.mkdir()
         yield temporary
-        check_new(path)
-        move(temporary, path)
+        flush(*temporary.rglob('*'), temporary)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            check_new(path)  # made meanwhile
+            raise
+        flush(path.parent)
 
 
 @contextmanager
@@ -139,8 +145,11 @@ def replace_folder(path: PathLike) -> Iterator[Path]:
         An empty folder to fill, as :func:`new_folder`.
     """
     path = Path(path)
-    with temporary_beside(path) as temporary:
+    with temporary_beside(path) as temporary, temporary_beside(path) as old:
         temporary.mkdir()
         yield temporary
-        remove(path)
-        move(temporary, path)
+        flush(*temporary.rglob('*'), temporary)
+        if os.path.lexists(path):
+            os.rename(path, old)
+        os.rename(temporary, path)
+        flush(path.parent)

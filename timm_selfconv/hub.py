@@ -1,7 +1,7 @@
 """Weights: how they are saved, with their model cards, and how they get to the Hub."""
-import hashlib
 import tempfile
 from contextlib import contextmanager, suppress
+from hashlib import sha1, sha256
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from timm.data import resolve_data_config
 
 from timm_selfconv.files import new_folder, replace_file, replace_folder, write_new
-from timm_selfconv.models._weights import REVISION, require_hub
+from timm_selfconv.models._weights import REVISION, WEIGHTS_FILE, require_hub
 from timm_selfconv.weights import LICENSE
 
 __all__ = [
@@ -50,6 +50,15 @@ def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch
     return tensors
 
 
+@contextmanager
+def write_errors(path: Union[str, Path]) -> Iterator[None]:
+    """Raises the errors of safetensors while it writes, such as those of a full disk, as an OSError."""
+    try:
+        yield
+    except SafetensorError as e:
+        raise OSError(f'{path} cannot be written ({e})') from e
+
+
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
     """Save a model's state dict as safetensors, floating point tensors in another dtype.
 
@@ -80,7 +89,7 @@ def save_shards(model: nn.Module, folder: Union[str, Path], dtype: torch.dtype =
     Raises:
         ValueError: If a value is not finite in that type.
     """
-    with replace_folder(folder) as temporary:
+    with write_errors(folder), replace_folder(folder) as temporary:
         huggingface_hub.save_torch_state_dict(portable_state_dict(model, dtype), temporary, max_shard_size='16MB')
 
 
@@ -119,8 +128,9 @@ def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
 
     Raises:
         FileExistsError: If there is something already; it is left alone.
+        OSError: If it can't be written whole.
     """
-    with new_folder(folder) as temporary:
+    with write_errors(folder), new_folder(folder) as temporary:
         timm.models.save_for_hf(model, str(temporary), safe_serialization=True)
 
 
@@ -203,20 +213,17 @@ def client_errors(repo_id: str) -> Iterator[None]:
 
 def differing_files(folder: Path, repo_id: str) -> List[str]:
     """Names of a folder's files that a repository on the Hub does not have with the same content."""
-    there: Dict[str, RepoFile] = {}
+    there: Dict[str, str] = {}
     with client_errors(repo_id), suppress(RepositoryNotFoundError):
         require_hub()
         tree = HfApi().list_repo_tree(repo_id, recursive=True)
-        there.update((file.path, file) for file in tree if isinstance(file, RepoFile))
+        files = (file for file in tree if isinstance(file, RepoFile))
+        there.update((file.path, file.blob_id if file.lfs is None else file.lfs.sha256) for file in files)
     names = []
-    for path in sorted(path for path in folder.rglob('*') if path.is_file()):
+    for path in sorted(filter(Path.is_file, folder.rglob('*'))):
         name, content = path.relative_to(folder).as_posix(), path.read_bytes()
-        remote = there.get(name)
-        if remote is None:
-            names.append(name)
-        elif remote.lfs is not None:
-            names.extend([name] if remote.lfs.sha256 != hashlib.sha256(content).hexdigest() else [])
-        elif remote.blob_id != hashlib.sha1(b'blob %d\0' % len(content) + content).hexdigest():
+        blob = sha1(b'blob %d\0' % len(content) + content)
+        if there.get(name) not in (blob.hexdigest(), sha256(content).hexdigest()):
             names.append(name)
     return names
 
@@ -235,9 +242,12 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> Li
         Names of the files that were sent.
 
     Raises:
+        ValueError: If the folder holds no net.
         OSError: If what can be downloaded afterwards is not what was sent, or gives other logits.
     """
     api, folder = HfApi(), Path(folder)
+    if not all((folder / name).is_file() for name in ('config.json', WEIGHTS_FILE)):
+        raise ValueError(f'folder={str(folder)!r}: needs config.json and {WEIGHTS_FILE}')
     names = differing_files(folder, repo_id)
     with client_errors(repo_id):
         if names:
@@ -259,7 +269,7 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> Li
 def check_published(folder: Path, repo_id: str) -> None:
     """Download a repository into an empty cache and compare it with the folder, bytes and logits."""
     with tempfile.TemporaryDirectory() as cache:
-        for path in (path for path in folder.rglob('*') if path.is_file()):
+        for path in filter(Path.is_file, folder.rglob('*')):
             name = path.relative_to(folder).as_posix()
             with client_errors(repo_id):
                 there = Path(hf_hub_download(repo_id, name, revision=REVISION, cache_dir=cache))

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import timm
 import torch
 from PIL import Image
+from timm.models import save_for_hf
 
 from timm_selfconv.cli import main
 
@@ -69,6 +71,9 @@ def broken(tmp_path, monkeypatch):
         Path('nets', name).mkdir(parents=True)
         Path('nets', name, 'config.json').write_text(config)
         Path('nets', name, 'model.safetensors').write_text('hello')
+    for key, value in dict(interpolation='x', label_names=5).items():
+        model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8, depth=1, pretrained_cfg_overlay={key: value})
+        save_for_hf(model, f'nets/{key}', safe_serialization=True)
     Path('data', 'test', 'cat').mkdir(parents=True)
     Image.new('RGB', (32, 32)).save('data/test/cat/picture.png')
     Path('parquet').mkdir()
@@ -95,6 +100,8 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
     *(([*EVAL, '--data', data], f'data={data!r}') for data in (
         'hfds/nobody/nothing', 'hfds/', 'hfids/nobody/nothing', 'torch/nothing', 'torch/cifar10', 'torch/',
         'wds/nothing', 'runs/nothing', '', 'text.pt')),
+    *(([command, f'local-dir:nets/{key}', *data], key) for key in ('interpolation', 'label_names')
+      for command, *data in (('classify', 'data/test/cat/picture.png'), ('eval', '--data', 'data'))),
     ([*EVAL, '--data', 'parquet'], "data='hfds/parquet'"),
     ([*EVAL, '--data', 'data', '--class-map', 'nowhere'], "data='data'"),
     *(([*EVAL, '--data', 'data', '--device', device], f'device={device!r}') for device in ('abacus', 'meta', '')),
@@ -171,3 +178,37 @@ def test_libraries_say_nothing_beside_what_commands_print(checkpoint, folder, tm
     code = 'import json, sys; from timm_selfconv_cli import main\nfor command in json.loads(sys.argv[1]): main(command)'
     done = subprocess.run([sys.executable, '-c', code, json.dumps(commands)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == '' and 'top-1' in done.stdout
+
+
+@pytest.mark.parametrize('command', [
+    ['prune', '{net}', '--heads', '0:1', '--output', 'out/net'],
+    ['include', '{net}', 'sa_quadratic_gen_cifar', '--output', 'out/net'],
+    ['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '{checkpoint}', '--data', '{data}', '--output', 'out'],
+    ['explore', '{net}', '{data}/test/0/picture.png', '--out', 'out/page.html'],
+    ['publish', 'resnet_tiny_cifar', '--images', '{data}/test/0/picture.png', '--folder', 'out'],
+], ids=lambda command: command[0])
+def test_a_file_size_limit_ends_in_one_line(command, checkpoint, folder, tmp_path, capsys, monkeypatch):
+    resource = pytest.importorskip('resource')
+    monkeypatch.chdir(tmp_path)
+    model = timm.create_model('sa_quadratic_cifar', depth=1, num_heads=2, embed_dim=64, patch_size=8)
+    save_for_hf(model, 'net', safe_serialization=True)
+    names = dict(net='local-dir:net', checkpoint=checkpoint, data=folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(SystemExit) as error:
+            main([word.format(**names) for word in command])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    err = capsys.readouterr().err
+    assert error.value.code == 2 and 'File too large' in err and err.count('\n') == 1
+    assert not [file for file in Path('out').rglob('*') if file.suffix in ('.safetensors', '.html', '.tmp')]
+
+
+def test_whoever_reads_may_stop_reading():
+    for command in (['list'], ['tables', '--json'], ['--help']):
+        process = subprocess.Popen(
+            [sys.executable, '-c', 'from timm_selfconv_cli import main; main()', *command], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.close()  # as head
+        assert process.stderr.read() == '' and process.wait() in (0, 1)

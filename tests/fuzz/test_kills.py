@@ -101,4 +101,5 @@ def test_killed_at_any_moment_it_leaves_all_or_nothing_and_runs_again(name, fork
             again = start(out)
             again.join()
             assert again.exitcode == 0 and content(out) == wanted
-            assert not list(out.rglob('.*'))  # what the killed one left
+            left = list(out.glob('.*'))  # by the killed one
+            assert len(left) <= 1 and all(path.match('.timm_selfconv-*.tmp') for path in left)

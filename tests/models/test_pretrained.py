@@ -1,4 +1,7 @@
+import os
+import shutil
 import socket
+from pathlib import Path
 
 import pytest
 import timm
@@ -58,3 +61,45 @@ def test_saved_for_the_hub_and_loaded_from_a_folder(tmp_path, images):
     again = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
     x = images(1, 3, 16, 16)
     torch.testing.assert_close(again(x), model(x))
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A weight file of the package, to be damaged."""
+    file = tmp_path / 'net.safetensors'
+    shutil.copyfile(weights.weights_path('resnet_tiny_cifar'), file)
+    monkeypatch.setattr(_weights, 'weights_path', lambda name: file)
+    return file
+
+
+def flip(file):
+    """Flip a bit in the middle of a file, its time of modification as before."""
+    content, times = bytearray(file.read_bytes()), file.stat()
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_a_bit_that_flips_between_two_loads_is_noticed(shipped):
+    timm.create_model('resnet_tiny_cifar', pretrained=True)
+    flip(shipped)
+    with pytest.raises(RuntimeError, match=r'resnet_tiny_cifar: .* damaged or of another version .* install .* anew'):
+        timm.create_model('resnet_tiny_cifar', pretrained=True)
+
+
+@pytest.mark.parametrize('features_only', [False, True])
+def test_the_bytes_that_are_checked_are_those_that_are_loaded(shipped, monkeypatch, features_only):
+    wanted = timm.create_model('resnet_tiny_cifar', pretrained=True, features_only=features_only)
+
+    def read_and_damage(path):
+        content = read(path)
+        if path == shipped:
+            path.write_bytes(b'other')
+        return content
+
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, 'read_bytes', read_and_damage)
+    model = timm.create_model('resnet_tiny_cifar', pretrained=True, features_only=features_only)
+    torch.testing.assert_close(model.state_dict(), wanted.state_dict(), rtol=0, atol=0)
+    for module in model.modules():  # no second copy of the weights
+        assert 'state_dict' not in getattr(module, 'pretrained_cfg', {})

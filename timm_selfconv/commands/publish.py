@@ -20,20 +20,20 @@ def run_publish(args: argparse.Namespace) -> None:
         raise ValueError(f'models={unknown}: no such weights; there are those of {shipped_names()}')
     paths = [Path(image) for image in args.images] or demo_pictures()[:2]
     pictures = dict(zip((path.stem for path in paths), open_images(paths)))
-    if args.folder:
-        for name in tqdm(names, unit='net', leave=False, disable=None):
-            with new_folder(Path(args.folder, name)) as folder:
-                write_repository(name, folder, pictures, [other for other in names if other != name])
-            tqdm.write(str(Path(args.folder, name)))
-        return
     for name in tqdm(names, unit='net', leave=False, disable=None):
+        relatives = [other for other in names if other != name]
+        if args.folder:
+            with new_folder(Path(args.folder, name)) as folder:
+                write_repository(name, folder, pictures, relatives)
+            tqdm.write(str(Path(args.folder, name)))
+            continue
         repo_id = f'{args.owner}/{name}'
-        with tempfile.TemporaryDirectory() as folder:
-            write_repository(name, folder, pictures, [other for other in names if other != name])
+        with tempfile.TemporaryDirectory() as temporary:
+            write_repository(name, temporary, pictures, relatives)
             if args.dry_run:
-                sent = hub.differing_files(Path(folder), repo_id)
+                sent = hub.differing_files(Path(temporary), repo_id)
             else:
-                sent = hub.publish(folder, repo_id, args.private)
+                sent = hub.publish(temporary, repo_id, args.private)
         tqdm.write(f'{repo_id}: {", ".join(sent) or "nothing new"}')
-    if not args.dry_run:
+    if args.owner and not args.dry_run:
         print(hub.collect(names, args.owner))

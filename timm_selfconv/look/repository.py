@@ -1,5 +1,4 @@
 """A net's page on the Hub: its weights, configuration and card, its figures and its explorer."""
-import shutil
 from pathlib import Path
 from typing import Mapping, Sequence, Union
 
@@ -9,8 +8,9 @@ from PIL import Image
 from timm.models import save_for_hf
 
 from timm_selfconv.data import preprocess
-from timm_selfconv.models._weights import OWNER, WEIGHTS_FILE, hub_id
-from timm_selfconv.weights import card_path, weights_path
+from timm_selfconv.hub import write_errors
+from timm_selfconv.models._weights import OWNER, WEIGHTS_FILE, hub_id, read_weights
+from timm_selfconv.weights import card_path
 from .explorer import explorer_page
 from .figures import draw_figures, save_figure
 
@@ -47,9 +47,10 @@ def write_repository(
     folder = Path(folder)
     model = timm.create_model(name, pretrained=True).eval()
     repository, _ = hub_id(name).split('@')
-    save_for_hf(
-        model, str(folder), safe_serialization=True, model_config=dict(pretrained_cfg=dict(hf_hub_id=repository)))
-    shutil.copyfile(weights_path(name), folder / WEIGHTS_FILE)  # the shipped bytes, float16
+    with write_errors(folder):
+        save_for_hf(
+            model, str(folder), safe_serialization=True, model_config=dict(pretrained_cfg=dict(hf_hub_id=repository)))
+    (folder / WEIGHTS_FILE).write_bytes(read_weights(name))  # the shipped bytes, float16
     shown = ''
     with torch.inference_mode():
         images = preprocess(model, list(pictures.values()))

@@ -8,10 +8,10 @@ import torch
 import torch.nn as nn
 from PIL import Image
 from torch.utils.data import IterableDataset
-from timm.data import create_loader, resolve_data_config
+from timm.data import create_loader
 from tqdm import tqdm, trange
 
-from timm_selfconv.data import class_names, match_classes, open_dataset
+from timm_selfconv.data import class_names, data_config, match_classes, open_dataset
 
 __all__ = ['Evaluation', 'evaluate', 'is_cifar10_test']
 
@@ -83,7 +83,7 @@ def evaluate(
     classes = None if class_map else match_classes(model, dataset)
     if classes is not None:
         dataset.target_transform = classes.__getitem__
-    config = resolve_data_config({}, model=model)
+    config = data_config(model)
     loader = create_loader(
         dataset,
         batch_size=batch_size,

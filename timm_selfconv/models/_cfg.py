@@ -8,7 +8,7 @@ from timm.models._builder import resolve_pretrained_cfg
 
 from ._base import ZooNet
 from timm_selfconv.weights import LICENSE, checksums, default_weights, weights_path
-from ._weights import WEIGHTS_FILE, hub_id, locate_weights
+from ._weights import WEIGHTS_FILE, hub_id, load_weights
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
 
@@ -82,6 +82,7 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
             raise ValueError(  # modules that layers share, or that are never called as a whole, have no hook each
                 f"feature_cls={feature_cls!r}: {variant} needs 'getter', its default")
         kwargs['feature_cfg'] = dict(out_indices=kwargs.pop('out_indices', None), feature_cls='getter')  # None: all
+    own: Optional[str] = None
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
@@ -91,9 +92,13 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
                 "timm.list_models('*_cifar', pretrained=True)")
         own = own_weights(cfg)
         if own is not None:
-            overlay = dict(kwargs.get('pretrained_cfg_overlay') or {}, file=str(locate_weights(own)))
+            overlay = dict(kwargs.get('pretrained_cfg_overlay') or {}, state_dict=load_weights(own))
             kwargs['pretrained_cfg_overlay'] = overlay
-    return build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
+    model = build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
+    if own is not None:
+        for module in model.modules():  # timm keeps the configuration, and in it all weights once more
+            getattr(module, 'pretrained_cfg', {}).pop('state_dict', None)
+    return model
 
 
 def zoo_names() -> List[str]:

@@ -1,17 +1,19 @@
 """Where trained weights come from: the package, else the Hub's cache, else the Hub. Their bytes are checked."""
 import os
-from functools import cache
+import re
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Iterator, Tuple
 
+import safetensors.torch
+import torch
 from huggingface_hub import constants, get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url, \
     try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 
-from timm_selfconv.files import sha256
 from timm_selfconv.weights import checksums, weights_path
 
-__all__ = ['OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'locate_weights', 'require_hub']
+__all__ = ['OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'load_weights', 'read_weights', 'require_hub']
 
 WEIGHTS_FILE = 'model.safetensors'  # on the Hub
 OWNER = os.environ.get('TIMM_SELFCONV_HUB', 'timm-selfconv')
@@ -23,14 +25,21 @@ def hub_id(name: str) -> str:
     return f'{OWNER}/{name}@{REVISION}'
 
 
-@cache
-def checked(path: Path, modified: int, wanted: str) -> bool:
-    """Whether a file has a checksum; read once per process, file and time of modification (in nanoseconds)."""
-    return sha256(path) == wanted
+def contents(name: str) -> Iterator[Tuple[bytes, str]]:
+    """Yields candidates for the content of a net's weight file, each with what helps if it is damaged."""
+    path = weights_path(name)
+    if path.is_file():
+        yield path.read_bytes(), f'{path} is not the one of the package: install it anew'
+        return
+    cached = try_to_load_from_cache(f'{OWNER}/{name}', WEIGHTS_FILE, revision=REVISION)
+    if isinstance(cached, str):
+        yield Path(cached).read_bytes(), ''
+    yield download(name, isinstance(cached, str)).read_bytes(), (
+        f'{OWNER}/{name} on {constants.ENDPOINT} holds others than this version of timm_selfconv: update it')
 
 
-def locate_weights(name: str) -> Path:
-    """The weight file of a net, downloaded if need be.
+def read_weights(name: str) -> bytes:
+    """Content of a net's weight file: the package's, else that in the Hub's cache if it is whole, else the Hub's.
 
     Args:
         name: A registered net, with its tag if it is not the default one.
@@ -38,14 +47,19 @@ def locate_weights(name: str) -> Path:
     Raises:
         RuntimeError: If it can't be had, or its bytes are not those that this version of the package was released with.
     """
-    path, source = weights_path(name), 'the package'
-    if not path.is_file():
-        path, source = download(name), f'{OWNER}/{name} on the Hub'
-    if not checked(path, path.stat().st_mtime_ns, checksums()[name]):
-        raise RuntimeError(
-            f'{name}: the weights from {source} are damaged or of another version (their SHA-256 is not that of '
-            f'weights/SHA256SUMS); remove {path} and try again')
-    return path
+    wanted, remedy = checksums()[name], ''
+    for content, advice in contents(name):
+        if sha256(content).hexdigest() == wanted:
+            return content
+        remedy = advice
+    raise RuntimeError(
+        f'{name}: its weights are damaged or of another version (their SHA-256 is not that of weights/SHA256SUMS); '
+        f'{remedy}')
+
+
+def load_weights(name: str) -> Dict[str, torch.Tensor]:
+    """State dict of a net, parsed from the same bytes that :func:`read_weights` has checked."""
+    return safetensors.torch.load(read_weights(name))
 
 
 def require_hub() -> None:
@@ -64,21 +78,20 @@ def require_hub() -> None:
             'downloaded before: HF_HUB_OFFLINE=1') from e
 
 
-def download(name: str) -> Path:
-    """The weight file of a net, from the Hub's cache if it is there."""
+def download(name: str, anew: bool) -> Path:
+    """Downloads the weight file of a net; ``anew`` replaces the one in the client's cache."""
     repo: Dict[str, Any] = dict(repo_id=f'{OWNER}/{name}', filename=WEIGHTS_FILE, revision=REVISION)
-    cached = try_to_load_from_cache(**repo)
-    if isinstance(cached, str):
-        return Path(cached)
     remedy = f"pretrained=False, or weights of your own: pretrained_cfg_overlay=dict(file='{WEIGHTS_FILE}')"
     if constants.HF_HUB_OFFLINE:
         raise RuntimeError(
-            f'{name}: its weights are neither in the package nor in the cache, and HF_HUB_OFFLINE forbids to download '
-            f'them; unset it, or take {remedy}')
+            f'{name}: its weights are not in the package, {"damaged" if anew else "not"} in the cache, and '
+            f'HF_HUB_OFFLINE forbids to download them; unset it, or take {remedy}')
     try:
         # one try, which says at once that nothing answers, where the download would try for minutes
-        get_hf_file_metadata(hf_hub_url(**repo), timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        return Path(hf_hub_download(**repo))
+        etag = get_hf_file_metadata(hf_hub_url(**repo), timeout=constants.HF_HUB_ETAG_TIMEOUT).etag
+        if not re.fullmatch(r'\w[\w.=+-]*', etag or ''):  # the client writes to a path that ends in it
+            raise OSError(f'its ETag {etag!r} is no name of a file')
+        return Path(hf_hub_download(**repo, force_download=anew))
     except HfHubHTTPError as e:
         answer = 'is not there or not for you (log in: hf auth login)' if e.response.status_code in (401, 403, 404) \
             else f'answers {e.response.status_code}'

@@ -11,7 +11,6 @@ attention. The rungs, from below:
 - position in position + further terms of equation (8): queries and ``u`` are zero;
 - few heads in many: the new heads' values are zero, so pruned nets are in fuller ones too.
 """
-import copy
 from typing import Any, Dict, FrozenSet, Tuple, Union
 
 import timm
@@ -21,7 +20,9 @@ from timm.models._input import get_model_input_config
 
 from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d, \
     gaussian_axis_scores
+from timm_selfconv.layers.linear import Linear
 from timm_selfconv.models import SelfAttentionNet
+from .adapters import plain_copy
 from .pruning import block_attentions
 
 __all__ = ['include']
@@ -251,6 +252,25 @@ def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
     return net
 
 
+def module_types(model: nn.Module, name: str) -> Dict[str, type]:
+    """Types of a part of a model and of all modules in it, by name."""
+    modules = model.get_submodule(name).named_modules(prefix=name)
+    return {part: nn.Linear if isinstance(module, Linear) else type(module) for part, module in modules}
+
+
+def copy_module(source: nn.Module, target: nn.Module, name: str) -> None:
+    """Give a part of a net the weights of a source's.
+
+    Raises:
+        ValueError: If they are not made of the same modules.
+    """
+    given, filled = module_types(source, name), module_types(target, name)
+    for part in {**given, **filled}:
+        if given.get(part) is not filled.get(part):
+            raise ValueError(f'its {part} is {filled.get(part)}, needs {given.get(part)}')
+    target.get_submodule(name).load_state_dict(source.get_submodule(name).state_dict())
+
+
 @torch.no_grad()
 def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
     """Fill a net so that it computes what a model does.
@@ -265,12 +285,12 @@ def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
         raise ValueError('its layers share one block')
     if len(target.blocks) > len(model.blocks) and block_attentions(model)[0].key is not None:
         raise ValueError('its layers do not share their keys')
-    target.stem.load_state_dict(model.stem.state_dict())
-    target.head.load_state_dict(model.head.state_dict())
+    copy_module(model, target, 'stem')
+    copy_module(model, target, 'head')
     for layer, block in enumerate(target.blocks):
         source: Any = model.blocks[layer % len(model.blocks)]
         for name in ('norm1', 'mlp', 'norm2'):
-            getattr(block, name).load_state_dict(getattr(source, name).state_dict())
+            copy_module(source, block, name)
         include_attention(source.attn, block.attn)
 
 
@@ -287,7 +307,7 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
     values are below 45, where float16 ends at 65,504.
 
     Args:
-        model: A :class:`SelfAttentionNet`; it is left as it is.
+        model: A :class:`SelfAttentionNet`; it is left as it is. What its adapters (LoRA) compute is included.
         target: Registered name of the other net, which is made with the model's sizes (channels, depth, classes, image
             size, ...) and its own encoding, terms and heads; or a net, of which a copy is filled.
 
@@ -295,16 +315,18 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
         The other net, in the model's mode.
 
     Raises:
-        ValueError: If no rung of the ladder leads there, or the nets differ in something else.
+        ValueError: If no rung of the ladder leads there, the nets differ in something else, or a part of one is
+            wrapped, parametrized or hooked and cannot be merged.
     """
     block_attentions(model)  # refuses other nets
     assert isinstance(model, SelfAttentionNet)
+    model = plain_copy(model)
     if isinstance(target, str):
         rich = create_target(target, model)
     else:
         block_attentions(target)
         assert isinstance(target, SelfAttentionNet)
-        rich = copy.deepcopy(target)
+        rich = plain_copy(target)
     try:
         fill(rich, model)
     except ValueError as e:

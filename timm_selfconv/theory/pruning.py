@@ -1,5 +1,4 @@
 """Pruning of heads, appendix E of the paper: those whose Gaussian is next to flat, or next to a line."""
-import copy
 from typing import Dict, List, Mapping, Sequence
 
 import torch
@@ -9,6 +8,7 @@ from timm.models._input import update_model_args
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d, precision_matrices
 from timm_selfconv.models import SelfAttentionNet
+from .adapters import ATTENTION, plain_copy
 
 __all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'prune_heads']
 
@@ -98,14 +98,16 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
     other: it trains on, and what it was made with (``num_heads`` as it is now) is saved by timm along with it.
 
     Args:
-        model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is.
+        model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is. Adapters (LoRA) in its
+            attention layers are merged in the smaller net.
         heads: Heads to drop, counted from 0, of each layer, counted from 0.
 
     Returns:
         The smaller net, in the same mode and on the same device.
 
     Raises:
-        ValueError: If there is no such layer or head, a head stands twice, or no head of a layer would be left.
+        ValueError: If there is no such layer or head, a head stands twice, no head of a layer would be left, or part of
+            an attention layer is wrapped, parametrized or hooked and cannot be merged.
     """
     numbers = [attn.num_heads for attn in block_attentions(model)]
     for layer, dropped in heads.items():
@@ -117,8 +119,8 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
         if len(dropped) == numbers[layer]:
             raise ValueError(f'heads={dict(heads)}: no head of layer {layer} would be left, and it needs one')
 
-    pruned = copy.deepcopy(model)
-    assert isinstance(pruned, SelfAttentionNet)
+    assert isinstance(model, SelfAttentionNet)
+    pruned = plain_copy(model, ATTENTION)
     for layer, attn in enumerate(block_attentions(pruned)):
         attn.keep_heads([head for head in range(attn.num_heads) if head not in heads.get(layer, ())])
     update_model_args(pruned, num_heads=pruned.num_heads)
