@@ -30,8 +30,9 @@ def test_bench_against_the_released_algorithm(capsys):
 def test_list_explains_its_marks(capsys):
     main(['list'])
     out = capsys.readouterr().out
-    assert out.count('*') > 1 and out.endswith("\n* not from scratch: trained on from another net's weights "
-                                               '(timm_selfconv.theory.include)\n')
+    assert out.count('*') > 1 and out.count('†') > 1 and out.endswith(
+        '\n* begun in the weights of another net; † learned from a teacher besides labels, or was begun in a net that '
+        'did\n')
 
 
 def test_list_and_tables_for_machines(capsys):

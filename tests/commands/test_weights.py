@@ -49,7 +49,8 @@ def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, fold
 def test_a_card_where_weights_ship_loads_them_by_name(checkpoint, folder, tmp_path):
     output = tmp_path / 'timm_selfconv' / 'weights'
     main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder, '--output', str(output)])
-    assert "create_model('sa_quadratic_tiny_cifar', pretrained=True).eval()" in next(output.glob('*.md')).read_text()
+    snippet = "create_model('sa_quadratic_tiny_cifar.cifar10', pretrained=True).eval()"
+    assert snippet in next(output.glob('*.md')).read_text()
 
 
 def test_export_that_fails_leaves_nothing(checkpoint, tmp_path):

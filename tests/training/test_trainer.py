@@ -470,11 +470,16 @@ def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_p
     card = (tmp_path / 'run/weights/sa_quadratic_tiny_cifar.md').read_text()
     assert '| arguments | epochs=1 model_ema=true batch_size=8 --batches 1 |\n| epochs | 0.3 |\n' in card
     assert '| images | 8: 1 x 1 batches of 8 |\n' in card  # of 24
+    assert '| teacher | none |\n' in card and '| initialised from | none |\n' in card
+    assert f'| data | {folder.name}, split train |\n' in card and 'CIFAR' not in card
+    history = (tmp_path / 'run' / 'history.json').read_bytes()
+    assert (tmp_path / 'run/weights/sa_quadratic_tiny_cifar.history.json').read_bytes() == history
     command[command.index('--checkpoint') + 1] = str(tmp_path / 'out' / 'sa_quadratic_tiny_cifar')
     command[command.index('--output') + 1] = 'from_shards'
     cli(command[1:])
     again = hub.safetensors.torch.load_file(tmp_path / 'from_shards/sa_quadratic_tiny_cifar.safetensors')
     torch.testing.assert_close(again, shipped)
+    assert (tmp_path / 'from_shards' / 'sa_quadratic_tiny_cifar.history.json').read_bytes() == history
     card = (tmp_path / 'from_shards' / 'sa_quadratic_tiny_cifar.md').read_text()
     assert '| epochs | 0.3 |' in card and '| weights | moving average, decay 0.9998 |' in card
     assert '| precision | trained under bfloat16 autocast, stored as float16 |' in card
