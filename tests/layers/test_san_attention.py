@@ -1,9 +1,14 @@
+import copy
 import itertools
 import math
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+from timm.utils.model import freeze_batch_norm_2d, unfreeze_batch_norm_2d
+from torch.nn import SyncBatchNorm
+from torch.optim.swa_utils import update_bn
 from torch.profiler import profile
 
 from timm_selfconv.layers.footprint import aggregate
@@ -17,8 +22,9 @@ def attention(kind='pairwise', **kwargs):
     generator = torch.Generator().manual_seed(0)
     for p in attn.parameters():
         p.data.normal_(std=0.7, generator=generator)
-    for buffer in attn.buffers():
-        buffer.copy_(torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype) + 0.5)
+    for name in ('running_mean', 'running_var'):
+        for norm in [m for m in attn.modules() if isinstance(m, torch.nn.BatchNorm2d)]:
+            getattr(norm, name).copy_(torch.rand(norm.num_features, generator=generator, dtype=torch.float64) + 0.5)
     return attn
 
 
@@ -39,7 +45,7 @@ def linear(conv, v):
 
 def normed(norm, v, i=0):
     """BatchNorm of one vector with the statistics of pass i, then ReLU."""
-    v = (v - norm.running_mean[i]) / (norm.running_var[i] + 1e-5).sqrt() * norm.weight + norm.bias
+    v = (v - norm.passes[i].running_mean) / (norm.passes[i].running_var + 1e-5).sqrt() * norm.weight + norm.bias
     return v.clamp(min=0)
 
 
@@ -141,9 +147,9 @@ def test_without_gradients_a_norm_in_training_mode_takes_the_batch_and_learns_it
         attn = attention()
         norm = getattr(attn, name).train()
         with torch.set_grad_enabled(grad):
-            results.append((attn(images(2, 32, 4, 5))[0], norm.running_mean))
+            results.append((attn(images(2, 32, 4, 5))[0], norm.passes[0].running_mean))
     torch.testing.assert_close(results[1], results[0])
-    assert not torch.equal(results[1][1], getattr(attention(), name).running_mean)
+    assert not torch.equal(results[1][1], getattr(attention(), name).passes[0].running_mean)
 
 
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
@@ -226,10 +232,56 @@ def test_batch_norm_keeps_statistics_a_pass():
         x = torch.randn(5, 4, 3, 3) * (i + 1) + step
         torch.testing.assert_close(ours(x, i), theirs[i](x))
     for i in range(2):
-        torch.testing.assert_close(ours.running_mean[i], theirs[i].running_mean)
-        torch.testing.assert_close(ours.running_var[i], theirs[i].running_var)
+        for name, statistics in theirs[i].named_buffers():  # how many batches they saw among them
+            torch.testing.assert_close(getattr(ours.passes[i], name), statistics)
         torch.testing.assert_close(ours.eval()(x, i), theirs[i].eval()(x))
     assert sum(p.numel() for p in ours.parameters()) == 8
+    with pytest.raises(ValueError, match='pass_index=2: needs one of 2 passes'):
+        ours(torch.zeros(5, 4, 3, 3), 2)
+
+
+def norms_of_passes(**kwargs):
+    torch.manual_seed(0)
+    norm = PassBatchNorm2d(4, 2, **kwargs)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    return norm
+
+
+def test_passes_without_a_momentum_learn_the_mean_of_all_batches():
+    """What `torch.optim.swa_utils.update_bn` asks for."""
+    norm = norms_of_passes()
+    batches = [torch.randn(8, 4, 5, 5) + i for i in range(4)]
+    update_bn(batches, norm)  # a call without a pass is one of the first
+    torch.testing.assert_close(norm.passes[0].running_mean, torch.stack(batches).mean((0, 1, 3, 4)))
+    assert norm.passes[0].num_batches_tracked == 4 and norm.passes[1].num_batches_tracked == 0
+    assert norm.passes[0].momentum == 0.1
+
+
+def test_statistics_of_all_passes_in_one_buffer_load():
+    """As in the files of version 0.1, which ship."""
+    norm, mean, var = norms_of_passes(), torch.randn(2, 4), torch.rand(2, 4)
+    norm.load_state_dict(dict(weight=norm.weight, bias=norm.bias, running_mean=mean, running_var=var))
+    for i in range(2):
+        assert torch.equal(norm.passes[i].running_mean, mean[i]) and torch.equal(norm.passes[i].running_var, var[i])
+    norm.load_state_dict({name: value.clone() for name, value in norm.state_dict().items()})
+    with pytest.raises(RuntimeError, match=r'passes\.2\.running_mean'):
+        norm.load_state_dict(dict(weight=norm.weight, bias=norm.bias, running_mean=mean[[0, 0, 1]], running_var=var))
+
+
+@pytest.mark.parametrize('convert', [
+    SyncBatchNorm.convert_sync_batchnorm, timm.layers.convert_sync_batchnorm, freeze_batch_norm_2d,
+    lambda norm: unfreeze_batch_norm_2d(freeze_batch_norm_2d(norm))])
+def test_passes_are_batch_norms_that_may_be_replaced(convert):
+    norm, x = norms_of_passes(), torch.randn(8, 4, 5, 5)
+    for i in range(2):
+        norm(x * (i + 2) + i, i)
+    converted = convert(copy.deepcopy(norm)).eval()
+    assert not any(type(m) is type(norm.passes[0]) for m in converted.modules())
+    norm.eval()
+    for i in range(2):
+        torch.testing.assert_close(converted(x, i), norm(x, i))
+        assert converted(x.bfloat16(), i).dtype == norm(x.bfloat16(), i).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize('kwargs,match', [

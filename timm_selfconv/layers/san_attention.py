@@ -3,21 +3,21 @@
 'Exploring Self-attention for Image Recognition', Zhao, Jia, Koltun, CVPR 2020
 - https://arxiv.org/abs/2004.13621
 """
-from typing import Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import register_notrace_function
+from timm.layers import register_notrace_function, register_notrace_module
 
 from .footprint import aggregate, footprint
 from .linear import linear, through_onednn
 from .onlookers import counted, hooked, must_be_plain
 
 __all__ = [
-    'PassBatchNorm2d', 'PointwiseConv2d', 'SanAttention2d', 'pairwise_relation', 'patchwise_relation',
-    'pixel_coordinates', 'pointwise',
+    'PassBatchNorm2d', 'PassStatistics2d', 'PointwiseConv2d', 'SanAttention2d', 'pairwise_relation',
+    'patchwise_relation', 'pixel_coordinates', 'pointwise',
 ]
 
 KINDS = ('pairwise', 'patchwise')
@@ -116,14 +116,39 @@ class PointwiseConv2d(nn.Conv2d):
         return pointwise(x, self.weight, self.bias)
 
 
+@register_notrace_module
+class PassStatistics2d(nn.BatchNorm2d):
+    """Batch normalisation in one pass: statistics of its own, scale and shift of who calls it."""
+    num_batches_tracked: torch.Tensor
+
+    def __init__(self, num_features: int, device=None, dtype=None):
+        super().__init__(num_features, affine=False, device=device, dtype=dtype)
+
+    def forward(
+            self,
+            x: torch.Tensor,
+            weight: Optional[torch.Tensor] = None,
+            bias: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """As torch's, but for scale and shift, shape (C,) both."""
+        momentum = self.momentum
+        learns = self.training and self.track_running_stats
+        if learns:
+            self.num_batches_tracked.add_(1)
+        if momentum is None:  # the mean of all batches
+            momentum = 1. / float(self.num_batches_tracked) if learns else 0.
+        known = learns or not self.training
+        return F.batch_norm(
+            x, self.running_mean if known else None, self.running_var if known else None, weight, bias, self.training,
+            momentum, self.eps)
+
+
 class PassBatchNorm2d(nn.Module):
     """Batch normalisation of a shared block: one scale and shift, running statistics of its own for each pass.
 
-    Passes see different distributions, which no single set of statistics fits.
+    Passes see different distributions, which no single set of statistics fits. Each pass has a batch norm of torch's
+    kind, which may be replaced (by SyncBatchNorm, or by timm's frozen one) like any other.
     """
-
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
 
     def __init__(self, num_features: int, passes: int = 1, device=None, dtype=None):
         """
@@ -133,31 +158,45 @@ class PassBatchNorm2d(nn.Module):
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
-        self.momentum = 0.1
-        self.eps = 1e-5
         self.weight = nn.Parameter(torch.empty(num_features, **dd))
         self.bias = nn.Parameter(torch.empty(num_features, **dd))
-        self.register_buffer('running_mean', torch.empty(passes, num_features, **dd))
-        self.register_buffer('running_var', torch.empty(passes, num_features, **dd))
+        self.passes = nn.ModuleList([PassStatistics2d(num_features, **dd) for _ in range(passes)])
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Scale 1, shift 0, and no statistics seen yet."""
+        """Scale 1 and shift 0; passes reset their statistics themselves."""
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
-        nn.init.zeros_(self.running_mean)
-        nn.init.ones_(self.running_var)
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load it, the statistics of all passes also from where they were one buffer, shape (passes, C)."""
+        for name in ('running_mean', 'running_var'):
+            statistics = state_dict.pop(prefix + name, ())
+            state_dict.update((f'{prefix}passes.{i}.{name}', s) for i, s in enumerate(statistics))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def affine(self, pass_index: int = 0) -> Tuple[torch.Tensor, torch.Tensor]:
         """Factor and summand of each channel, shape (C,) both, that :meth:`forward` comes to in eval mode."""
-        scale = self.weight * (self.running_var[pass_index] + self.eps).rsqrt()
-        return scale, self.bias - self.running_mean[pass_index] * scale
+        norm: Any = self.passes[pass_index]
+        scale = self.weight * (norm.running_var + norm.eps).rsqrt()
+        return scale, self.bias - norm.running_mean * scale
 
     def forward(self, x: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
-        """Normalise x, shape (B, C, H, W), with the statistics of a pass."""
-        return F.batch_norm(
-            x, self.running_mean[pass_index], self.running_var[pass_index], self.weight, self.bias, self.training,
-            self.momentum, self.eps)
+        """Normalise x, shape (B, C, H, W), with the statistics of a pass.
+
+        Raises:
+            ValueError: If there is no such pass.
+        """
+        if not 0 <= pass_index < len(self.passes):
+            raise ValueError(f'pass_index={pass_index}: needs one of {len(self.passes)} passes, counted from 0')
+        for i, norm in enumerate(self.passes):  # torchscript can't index them
+            if i == pass_index:
+                if not torch.jit.is_scripting() and isinstance(norm, PassStatistics2d):
+                    x = norm(x, self.weight, self.bias)
+                else:
+                    scaled = torch.addcmul(self.bias[:, None, None], norm(x), self.weight[:, None, None])
+                    x = scaled.to(x.dtype)
+        return x
 
 
 class SanAttention2d(nn.Module):

@@ -31,16 +31,15 @@ STEM_BYTES = 2 ** 21  # of what the stem makes of a group of images
 @contextlib.contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
     """Leave running statistics as they are meanwhile: recomputed batches have been counted before."""
-    kinds = PassBatchNorm2d, nn.modules.batchnorm._BatchNorm
-    norms: List[Any] = [m for m in module.modules() if isinstance(m, kinds)]
-    momenta = [norm.momentum for norm in norms]
+    norms: List[Any] = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    states = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
         for norm in norms:
-            norm.momentum = 0.
+            norm.momentum, norm.num_batches_tracked = 0., torch.zeros_like(norm.num_batches_tracked)
         yield
     finally:
-        for norm, momentum in zip(norms, momenta):
-            norm.momentum = momentum
+        for norm, (momentum, batches) in zip(norms, states):
+            norm.momentum, norm.num_batches_tracked = momentum, batches
 
 
 class Bottleneck(nn.Module):
