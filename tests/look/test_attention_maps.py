@@ -228,7 +228,7 @@ def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
     model = timm.create_model('san_pairwise_cifar', **kwargs).eval().double()
     seen = []
     layers = [m for m in model.modules() if isinstance(m, SanAttention2d)]
-    hooks = [m.register_forward_hook(lambda m, args, out: seen.append((m, args[0], out[0]))) for m in layers]
+    hooks = [m.register_forward_hook(lambda m, args, out: seen.append((m, args[0], out))) for m in layers]
     weights = footprint_weights(model, torch.randn(1, 3, 8, 12).double())
     for hook in hooks:
         hook.remove()

@@ -129,9 +129,9 @@ def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     for i, stage in enumerate(model.stages):
         x = stage.conv(x)
         for block in model.shared_blocks:
-            attended, key = block.attn(batch_norm(block.norm1, x, i).relu(), first, i)
-            first = key if first is None else first
-            assert key is first
+            normed = batch_norm(block.norm1, x, i).relu()
+            first = block.attn.keys(normed) if first is None else first
+            attended = block.attn(normed, first, i)
             x = x + block.conv(batch_norm(block.norm2, attended, i).relu())
         x = stage.norm(x).relu()
         torch.testing.assert_close(features[i], x)

@@ -16,12 +16,20 @@ from .linear import linear, through_onednn
 from .onlookers import counted, hooked, must_be_plain
 
 __all__ = [
-    'PassBatchNorm2d', 'PassStatistics2d', 'PointwiseConv2d', 'SanAttention2d', 'pairwise_relation',
-    'patchwise_relation', 'pixel_coordinates', 'pointwise',
+    'PassBatchNorm2d', 'PassStatistics2d', 'PointwiseConv2d', 'SanAttention2d', 'channels_last',
+    'pairwise_relation', 'patchwise_relation', 'pixel_coordinates', 'pointwise',
 ]
 
 KINDS = ('pairwise', 'patchwise')
 torch.fx.wrap('aggregate')
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """x, shape (B, C, H, W), with a pixel's channels side by side in memory, unless vmap runs, which can't do that."""
+    if not torch.jit.is_scripting():
+        if torch._C._are_functorch_transforms_active():
+            return x
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 @torch.fx.wrap
@@ -52,7 +60,7 @@ def pairwise_relation(
     for i in range(len(keys)):
         there = (centre - places[i]).expand(key.shape[0], -1, -1, -1)
         # the one of the two that has no memory format of its own: pairs keep that of queries and keys
-        pairs.append(torch.cat([query - keys[i], there.contiguous(memory_format=torch.channels_last)], dim=1))
+        pairs.append(torch.cat([query - keys[i], channels_last(there)], dim=1))
     return torch.cat(pairs, dim=2)
 
 
@@ -199,6 +207,10 @@ class PassBatchNorm2d(nn.Module):
         return x
 
 
+# modules that may be folded into one another
+PLAIN = PassBatchNorm2d, PassStatistics2d, nn.ModuleList, PointwiseConv2d
+
+
 class SanAttention2d(nn.Module):
     """Attention whose weights are vectors: one for every channel (of a share of 8), from a small network.
 
@@ -257,7 +269,7 @@ class SanAttention2d(nn.Module):
         self.num_maps = self.value_dim // 8
         offsets = kernel_size ** 2
 
-        # keys last: a pass that is given its keys leaves their rows out
+        # keys last: a pass that is given its keys can leave their rows out
         self.qvk = PointwiseConv2d(dim, 2 * self.query_dim + self.value_dim, bias=qkv_bias, **dd)
         if self.patchwise:
             widths = self.query_dim * (1 + offsets), self.num_maps, self.num_maps * offsets
@@ -272,10 +284,9 @@ class SanAttention2d(nn.Module):
     @torch.jit.unused
     def _may_fold(self, query: torch.Tensor) -> bool:
         """Whether nobody asks for what single modules make of queries and keys, all of them ours and in eval mode."""
-        modules = self.norm1, self.weight1, self.norm2, self.weight2
-        return not (
-            must_be_plain(query) or counted() or torch.is_grad_enabled()
-            or any(m.training or hooked(m) or type(m) not in (PassBatchNorm2d, PointwiseConv2d) for m in modules))
+        return not (must_be_plain(query) or counted() or torch.is_grad_enabled()) and all(
+            type(part) in PLAIN and not (part.training or hooked(part))
+            for module in (self.norm1, self.weight1, self.norm2, self.weight2) for part in module.modules())
 
     @torch.jit.unused
     def _pairwise_scores(self, query: torch.Tensor, key: torch.Tensor, pass_index: int) -> torch.Tensor:
@@ -323,28 +334,39 @@ class SanAttention2d(nn.Module):
             return x.unflatten(1, [offsets, self.num_maps])
         return x.unflatten(2, [offsets, -1]).softmax(dim=2).transpose(1, 2)
 
+    def _rows_of_qvk(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """These channels of what the map makes of x; where nobody would see the others, they are not computed."""
+        if not torch.jit.is_scripting():
+            if type(self.qvk) is PointwiseConv2d and not hooked(self.qvk):
+                bias = self.qvk.bias
+                return pointwise(x, self.qvk.weight[first:last], None if bias is None else bias[first:last])
+        return self.qvk(x)[:, first:last]
+
+    def keys(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys of x, shape (B, dim, H, W): shape (B, dim / 16, H, W)."""
+        first = self.query_dim + self.value_dim
+        return self._rows_of_qvk(x, first, first + self.query_dim)
+
     def forward(
             self,
             x: torch.Tensor,
             key: Optional[torch.Tensor] = None,
             pass_index: int = 0,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         """Attend to keys given or x's own.
 
         Args:
             x: Input, shape (B, dim, H, W).
-            key: Keys of an earlier pass, shape (B, dim / 16, H, W).
+            key: Keys to attend to in place of x's own, see :meth:`keys`.
             pass_index: Which pass through the layer it is, from 0.
 
         Returns:
-            Output, shape (B, dim / 4, ceil(H / stride), ceil(W / stride)), and the keys.
+            Output, shape (B, dim / 4, ceil(H / stride), ceil(W / stride)).
         """
-        weight, bias = self.qvk.weight, self.qvk.bias
         if key is None:
-            query, value, key = pointwise(x, weight, bias).split([self.query_dim, self.value_dim, self.query_dim], 1)
+            query, value, key = self.qvk(x).split([self.query_dim, self.value_dim, self.query_dim], 1)
         else:
             rows = self.query_dim + self.value_dim
-            x = pointwise(x, weight[:rows], None if bias is None else bias[:rows])
-            query, value = x.split([self.query_dim, self.value_dim], 1)
+            query, value = self._rows_of_qvk(x, 0, rows).split([self.query_dim, self.value_dim], 1)
         x = aggregate(value, self.weights(query, key, pass_index), self.kernel_size, self.stride, self.dilation)
-        return x.contiguous(memory_format=torch.channels_last), key  # like all that is made of matrix products
+        return channels_last(x)  # like all that is made of matrix products
