@@ -117,13 +117,14 @@ def fold_border(x: torch.Tensor, margin: int) -> torch.Tensor:
 
 
 class WeightedSum(torch.autograd.Function):
-    """:func:`weighted_sum`, a group of images at a time, all of it in the cache."""
+    """:func:`weighted_sum`, on a CPU a group of images at a time, all of it in the cache."""
     GROUP_BYTES = 128  # of the images side by side: what vector units take in one step
 
     @classmethod
     def groups(cls, *tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
-        """A few images of all tensors, shape (B, ...) each."""
-        size = cls.GROUP_BYTES // tensors[0].element_size()
+        """A few images of all tensors, shape (B, ...) each; all of them where launches cost more than the cache."""
+        x = tensors[0]
+        size = cls.GROUP_BYTES // x.element_size() if x.device.type == 'cpu' else max(1, len(x))
         return zip(*(x.split(size) for x in tensors))
 
     @staticmethod
@@ -190,7 +191,7 @@ def aggregate(
     if not torch.jit.is_scripting():
         if not must_be_plain(value):
             # fewer images make no long runs, and the rows of a larger grid are long themselves
-            short = value.shape[3] * value.element_size() < 64
+            short = value.device.type == 'cpu' and value.shape[3] * value.element_size() < 64
             if torch.is_grad_enabled() or (value.shape[0] >= 16 and short):
                 return WeightedSum.apply(value, weights, kernel_size, stride, dilation)
     return weighted_sum(value, weights, kernel_size, stride, dilation)
