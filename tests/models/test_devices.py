@@ -5,25 +5,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from fake_device import autocast, fake_net, runs_backward
-from tiny_nets import NARROW
-
-ONE = dict(NARROW, depth=1)
-TWO_STAGES = dict(channels=(32,) * 2, depths=(1,) * 2)
-# every family and layer, shallow
-NETS = {
-    'sa_quadratic_cifar': ONE,
-    'sa_quadratic_gen_cifar': ONE,
-    'sa_learned_cifar': ONE,
-    'sa_learned_content_cifar': ONE,
-    'sa_learned_content_hier_cifar': NARROW,
-    'resvit_cifar': ONE,
-    'resvit_hier_cifar': NARROW,
-    'san_pairwise_cifar': TWO_STAGES,
-    'san_patchwise_cifar': TWO_STAGES,
-    'san_pairwise_hier_cifar': TWO_STAGES,
-    'san_patchwise_hier_cifar': TWO_STAGES,
-    'resnet_tiny_cifar': dict(layers=(1,) * 4, channels=(8,) * 4),
-}
+from tiny_nets import ONE_LAYER, SHALLOW
 
 
 @pytest.mark.parametrize('size,training,dtype,channels_last,checkpointing', [
@@ -33,11 +15,11 @@ NETS = {
     (32, True, torch.float16, False, True),
     (64, True, None, True, True),
 ])
-@pytest.mark.parametrize('name', NETS)
+@pytest.mark.parametrize('name', SHALLOW)
 def test_on_a_fake_gpu(name, size, training, dtype, channels_last, checkpointing):
     """All tensors meet on one device, nothing asks for a value; gradients too, where torch's build can fake them."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    with fake_net(name, **NETS[name], img_size=size) as model, torch.set_grad_enabled(training):
+    with fake_net(name, **SHALLOW[name], img_size=size) as model, torch.set_grad_enabled(training):
         model.train(training).set_grad_checkpointing(checkpointing)
         images = torch.zeros(4, 3, size, size, device='cuda').contiguous(memory_format=layout)
         with autocast(dtype):
@@ -50,13 +32,13 @@ def test_on_a_fake_gpu(name, size, training, dtype, channels_last, checkpointing
 
 # dynamo takes its time: one net for each kind of layer, in one pass
 COMPILED = {
-    'sa_quadratic_cifar': ONE,
-    'sa_quadratic_gen_cifar': ONE,
-    'sa_learned_content_hier_cifar': ONE,
-    'resvit_hier_cifar': ONE,
+    'sa_quadratic_cifar': ONE_LAYER,
+    'sa_quadratic_gen_cifar': ONE_LAYER,
+    'sa_learned_content_hier_cifar': ONE_LAYER,
+    'resvit_hier_cifar': ONE_LAYER,
     'san_pairwise_cifar': dict(channels=(32,), depths=(1,)),
     'san_patchwise_hier_cifar': dict(channels=(32,), depths=(1,)),
-    'resnet_tiny_cifar': NETS['resnet_tiny_cifar'],
+    'resnet_tiny_cifar': SHALLOW['resnet_tiny_cifar'],
 }
 
 
@@ -70,6 +52,6 @@ def test_compiled_as_one_graph_for_any_batch(name):
     compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
     for batch in (2, 3, 5):
         x = torch.randn(batch, 3, 16, 16)
-        found, wanted = (torch.autograd.grad(net(x).square().sum(), list(net.parameters())) for net in (compiled, model))
-        torch.testing.assert_close(found, wanted)
+        losses = [net(x).square().sum() for net in (compiled, model)]
+        torch.testing.assert_close(*(torch.autograd.grad(loss, list(model.parameters())) for loss in losses))
     assert counters['stats']['unique_graphs'] <= 2

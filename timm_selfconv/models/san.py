@@ -219,7 +219,8 @@ class SAN(ZooNet):
     @torch.jit.unused
     def _recomputed(self, function: Any, *args: Any) -> Any:
         """Call a part of this net, its intermediate results forgotten till the backward pass makes them anew."""
-        if not self.training or torch.compiler.is_compiling():  # whose compiler decides itself what to recompute
+        # a compiler decides itself what to recompute, and functional transforms can't
+        if not self.training or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return function(*args)
         return checkpoint(
             function, *args, use_reentrant=False, preserve_rng_state=False,
