@@ -1,9 +1,17 @@
+import copy
 import itertools
 import math
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+from timm.utils.model import freeze_batch_norm_2d, unfreeze_batch_norm_2d
+from torch.autograd import forward_ad
+from torch.nn import SyncBatchNorm
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
+from torch.optim.swa_utils import update_bn
 from torch.profiler import profile
 
 from timm_selfconv.layers.footprint import aggregate
@@ -17,8 +25,9 @@ def attention(kind='pairwise', **kwargs):
     generator = torch.Generator().manual_seed(0)
     for p in attn.parameters():
         p.data.normal_(std=0.7, generator=generator)
-    for buffer in attn.buffers():
-        buffer.copy_(torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype) + 0.5)
+    for name in ('running_mean', 'running_var'):
+        for norm in [m for m in attn.modules() if isinstance(m, torch.nn.BatchNorm2d)]:
+            getattr(norm, name).copy_(torch.rand(norm.num_features, generator=generator, dtype=torch.float64) + 0.5)
     return attn
 
 
@@ -39,7 +48,7 @@ def linear(conv, v):
 
 def normed(norm, v, i=0):
     """BatchNorm of one vector with the statistics of pass i, then ReLU."""
-    v = (v - norm.running_mean[i]) / (norm.running_var[i] + 1e-5).sqrt() * norm.weight + norm.bias
+    v = (v - norm.passes[i].running_mean) / (norm.passes[i].running_var + 1e-5).sqrt() * norm.weight + norm.bias
     return v.clamp(min=0)
 
 
@@ -85,11 +94,11 @@ def reference(attn, x, i=0):
 def test_attention_is_the_definition(kind, kwargs):
     attn = attention(kind, **kwargs)
     x = images(2, 32, 5, 6)
-    out, key = attn(x)
+    out = attn(x)
     torch.testing.assert_close(out, reference(attn, x))
     with torch.no_grad():
-        torch.testing.assert_close(attn(x)[0], out)
-    assert key.shape == (2, 2, 5, 6)
+        torch.testing.assert_close(attn(x), out)
+    assert attn.keys(x).shape == (2, 2, 5, 6)
 
 
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
@@ -98,17 +107,17 @@ def test_passes_have_statistics_of_their_own_and_meet_the_keys_they_are_given(ki
     x, other = images(1, 32, 4, 5), images(2, 32, 4, 5)[1:]
     for i, grad in itertools.product(range(3), (True, False)):
         with torch.set_grad_enabled(grad):
-            torch.testing.assert_close(attn(x, None, i)[0], reference(attn, x, i))
-    key = attn(other)[1]
-    out, same = attn(x, key, 1)
-    assert same is key
-    # the same from its own keys, if those were the other image's
-    mixed = attn(x)[1] * 0 + key
+            torch.testing.assert_close(attn(x, None, i), reference(attn, x, i))
+    key = attn.keys(other)
+    out = attn(x, key, 1)
+    # the definition's query and value of x, its keys those of the other image
     rows = attn.query_dim + attn.value_dim
     parts = F.conv2d(x, attn.qvk.weight, attn.qvk.bias)
     query, value = parts[:, :attn.query_dim], parts[:, attn.query_dim:rows]
-    torch.testing.assert_close(out, aggregate(value, attn.weights(query, mixed, 1), 3))
-    assert not torch.allclose(out, attn(x, None, 1)[0])
+    torch.testing.assert_close(key, F.conv2d(other, attn.qvk.weight, attn.qvk.bias)[:, rows:])
+    torch.testing.assert_close(out, aggregate(value, attn.weights(query, key, 1), 3))
+    assert not torch.allclose(out, attn(x, None, 1))
+    torch.testing.assert_close(attn(x, attn.keys(x), 1), attn(x, None, 1))
 
 
 @pytest.mark.parametrize('name', ['norm1', 'weight1', 'norm2', 'weight2', 'position'])
@@ -122,16 +131,131 @@ def test_without_gradients_a_module_that_is_hooked_or_replaced_still_counts(name
             return -self.module(*args)
 
     attn, x = attention(), images(2, 32, 4, 5)
-    was = attn(x)[0]
+    was = attn(x)
     handle = getattr(attn, name).register_forward_hook(lambda module, args, out: -out)
-    wanted = attn(x)[0]
+    wanted = attn(x)
     assert not torch.allclose(wanted, was)
     with torch.no_grad():
-        torch.testing.assert_close(attn(x)[0], wanted)
+        torch.testing.assert_close(attn(x), wanted)
         handle.remove()
-        torch.testing.assert_close(attn(x)[0], was)
+        torch.testing.assert_close(attn(x), was)
         setattr(attn, name, Negated(getattr(attn, name)))
-        torch.testing.assert_close(attn(x)[0], wanted)
+        torch.testing.assert_close(attn(x), wanted)
+
+
+class Lora(torch.nn.Module):
+    """A 1x1 convolution and what two small ones add to it."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+        self.down, self.up = (
+            torch.nn.Conv2d(*channels, 1, bias=False, dtype=torch.float64)
+            for channels in ((conv.in_channels, 2), (2, conv.out_channels)))
+
+    def forward(self, x):
+        return self.conv(x) + self.up(self.down(x))
+
+    @property
+    def weight_in_all(self):
+        return self.conv.weight + torch.einsum('orkl,rikl->oikl', self.up.weight, self.down.weight)
+
+
+def adapt(attn, name):
+    setattr(attn, name, Lora(getattr(attn, name)))
+    return lambda: getattr(attn, name).weight_in_all
+
+
+def prune_half(attn, name):
+    conv = prune.l1_unstructured(getattr(attn, name), 'weight', amount=0.5)
+    return lambda: conv.weight_orig * conv.weight_mask
+
+
+def normalise(attn, name):
+    conv = weight_norm(getattr(attn, name))
+    conv.parametrizations.weight.original0.data.mul_(1.5)
+    return lambda: conv.weight
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+@pytest.mark.parametrize('name', ['qvk', 'weight1', 'weight2'])
+@pytest.mark.parametrize('change', [adapt, prune_half, normalise])
+def test_what_changes_a_map_is_honoured(kind, name, change):
+    """Where a pass is given keys, too, without gradients, and in a second backward pass."""
+    x, given = images(2, 32, 4, 5), images(2, 2, 4, 5)
+    for key in (None, given):
+        attn, plain = attention(kind), attention(kind)
+        weight = change(attn, name)
+        getattr(plain, name).weight.data = weight().detach()
+        with torch.no_grad():
+            torch.testing.assert_close(attn(x, key), plain(x, key))
+            torch.testing.assert_close(attn.keys(x), plain.keys(x))
+        for _ in range(2):
+            outs = [layer(x, key) for layer in (attn, plain)]
+            torch.testing.assert_close(*outs)
+            for out in outs:
+                out.square().sum().backward()
+        changed = [p for n, p in attn.named_parameters() if n.startswith(name) and not n.endswith('bias')]
+        wanted = torch.autograd.grad(weight(), changed, getattr(plain, name).weight.grad)
+        torch.testing.assert_close([p.grad for p in changed], list(wanted))
+
+
+@pytest.mark.parametrize('key', [None, images(2, 2, 4, 5)])
+@pytest.mark.parametrize('grad', [True, False])
+def test_a_hook_sees_all_that_queries_values_and_keys_are_made_of(key, grad):
+    attn, x, seen = attention(), images(2, 32, 4, 5), []
+    wanted = attn(x, key)
+    handle = attn.qvk.register_forward_hook(lambda module, args, out: seen.append(out))
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(attn(x, key), wanted)
+        assert torch.equal(attn.keys(x), seen[0][:, -attn.query_dim:])
+    assert [out.shape for out in seen] == [(2, attn.qvk.out_channels, 4, 5)] * 2
+    handle.remove()
+    attn.qvk.register_forward_hook(lambda module, args, out: 0 * out)
+    with torch.set_grad_enabled(grad):
+        assert attn(x, key).abs().max() == 0
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+def test_functional_transforms(kind):
+    """Each against plain gradients or differences, in float64."""
+    attn, x, direction = attention(kind), images(3, 32, 4, 5), images(6, 32, 4, 5)[3:]
+    params = {n: p.detach() for n, p in attn.named_parameters()}
+
+    def loss(params, x):
+        return torch.func.functional_call(attn, params, (x[None],)).square().sum()
+
+    single = [attn(image[None]) for image in x]
+    torch.testing.assert_close(torch.func.vmap(lambda image: attn(image[None]))(x), torch.stack(single))
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(params, x)
+    for i, out in enumerate(single):
+        wanted = torch.autograd.grad(out.square().sum(), list(attn.parameters()), retain_graph=True)
+        torch.testing.assert_close([found[name][i] for name in params], list(wanted))
+
+    step = 1e-6
+    wanted = (attn(x + step * direction) - attn(x - step * direction)) / (2 * step)
+    torch.testing.assert_close(torch.func.jvp(attn, (x,), (direction,))[1], wanted, rtol=1e-5, atol=1e-6)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(attn(forward_ad.make_dual(x, direction))).tangent
+    torch.testing.assert_close(tangent, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
+def test_vectorised_derivatives(kind):
+    attn, x = attention(kind), images(1, 32, 2, 3).requires_grad_()
+    out = attn(x)
+    directions = torch.eye(out.numel(), dtype=out.dtype).view(-1, *out.shape)
+    one_by_one = [torch.autograd.grad(out, x, d, retain_graph=True)[0] for d in directions]
+    together, = torch.autograd.grad(out, x, directions, is_grads_batched=True)
+    torch.testing.assert_close(together, torch.stack(one_by_one))
+    found = torch.autograd.functional.jacobian(attn, x, vectorize=True)
+    torch.testing.assert_close(found.view_as(together), together)
+
+    def loss(pixel):
+        return attn(torch.cat([pixel, x[:, :, :, 1:]], 3)).square().sum()
+
+    hessians = [torch.autograd.functional.hessian(loss, x[:, :, :, :1], vectorize=how) for how in (True, False)]
+    torch.testing.assert_close(*hessians)
 
 
 @pytest.mark.parametrize('name', ['norm1', 'norm2'])
@@ -141,19 +265,19 @@ def test_without_gradients_a_norm_in_training_mode_takes_the_batch_and_learns_it
         attn = attention()
         norm = getattr(attn, name).train()
         with torch.set_grad_enabled(grad):
-            results.append((attn(images(2, 32, 4, 5))[0], norm.running_mean))
+            results.append((attn(images(2, 32, 4, 5)), norm.passes[0].running_mean))
     torch.testing.assert_close(results[1], results[0])
-    assert not torch.equal(results[1][1], getattr(attention(), name).running_mean)
+    assert not torch.equal(results[1][1], getattr(attention(), name).passes[0].running_mean)
 
 
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
 def test_without_gradients_no_images_and_autocast(kind):
     attn, x = attention(kind).float(), images(20, 32, 16, 4).float()
     with torch.no_grad():
-        assert attn(x[:0])[0].shape == (0, 8, 16, 4)
-        wanted = attn(x)[0]
+        assert attn(x[:0]).shape == (0, 8, 16, 4)
+        wanted = attn(x)
         with torch.autocast('cpu', torch.bfloat16):
-            out = attn(x)[0]
+            out = attn(x)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), wanted, rtol=0.03, atol=0.03 * float(wanted.abs().max()))
 
@@ -198,7 +322,7 @@ def test_a_shifted_image_gives_a_shifted_output_off_the_border(kind, dilation):
     """Differences of coordinates depend on the offset alone, so pairwise weights follow too."""
     attn = attention(kind, dilation=dilation)
     x = images(1, 32, 9, 11)
-    out, shifted = attn(x)[0], attn(x.roll((1, 2), (2, 3)))[0]
+    out, shifted = attn(x), attn(x.roll((1, 2), (2, 3)))
     inside = slice(dilation + 1, 9 - dilation), slice(dilation + 2, 11 - dilation)
     torch.testing.assert_close(shifted[..., inside[0], inside[1]], out.roll((1, 2), (2, 3))[..., inside[0], inside[1]])
     assert not torch.allclose(shifted, out.roll((1, 2), (2, 3)))  # the border, which has other neighbours
@@ -226,10 +350,56 @@ def test_batch_norm_keeps_statistics_a_pass():
         x = torch.randn(5, 4, 3, 3) * (i + 1) + step
         torch.testing.assert_close(ours(x, i), theirs[i](x))
     for i in range(2):
-        torch.testing.assert_close(ours.running_mean[i], theirs[i].running_mean)
-        torch.testing.assert_close(ours.running_var[i], theirs[i].running_var)
+        for name, statistics in theirs[i].named_buffers():  # how many batches they saw among them
+            torch.testing.assert_close(getattr(ours.passes[i], name), statistics)
         torch.testing.assert_close(ours.eval()(x, i), theirs[i].eval()(x))
     assert sum(p.numel() for p in ours.parameters()) == 8
+    with pytest.raises(ValueError, match='pass_index=2: needs one of 2 passes'):
+        ours(torch.zeros(5, 4, 3, 3), 2)
+
+
+def norms_of_passes(**kwargs):
+    torch.manual_seed(0)
+    norm = PassBatchNorm2d(4, 2, **kwargs)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    return norm
+
+
+def test_passes_without_a_momentum_learn_the_mean_of_all_batches():
+    """What `torch.optim.swa_utils.update_bn` asks for."""
+    norm = norms_of_passes()
+    batches = [torch.randn(8, 4, 5, 5) + i for i in range(4)]
+    update_bn(batches, norm)  # a call without a pass is one of the first
+    torch.testing.assert_close(norm.passes[0].running_mean, torch.stack(batches).mean((0, 1, 3, 4)))
+    assert norm.passes[0].num_batches_tracked == 4 and norm.passes[1].num_batches_tracked == 0
+    assert norm.passes[0].momentum == 0.1
+
+
+def test_statistics_of_all_passes_in_one_buffer_load():
+    """As in the files of version 0.1, which ship."""
+    norm, mean, var = norms_of_passes(), torch.randn(2, 4), torch.rand(2, 4)
+    norm.load_state_dict(dict(weight=norm.weight, bias=norm.bias, running_mean=mean, running_var=var))
+    for i in range(2):
+        assert torch.equal(norm.passes[i].running_mean, mean[i]) and torch.equal(norm.passes[i].running_var, var[i])
+    norm.load_state_dict({name: value.clone() for name, value in norm.state_dict().items()})
+    with pytest.raises(RuntimeError, match=r'passes\.2\.running_mean'):
+        norm.load_state_dict(dict(weight=norm.weight, bias=norm.bias, running_mean=mean[[0, 0, 1]], running_var=var))
+
+
+@pytest.mark.parametrize('convert', [
+    SyncBatchNorm.convert_sync_batchnorm, timm.layers.convert_sync_batchnorm, freeze_batch_norm_2d,
+    lambda norm: unfreeze_batch_norm_2d(freeze_batch_norm_2d(norm))])
+def test_passes_are_batch_norms_that_may_be_replaced(convert):
+    norm, x = norms_of_passes(), torch.randn(8, 4, 5, 5)
+    for i in range(2):
+        norm(x * (i + 2) + i, i)
+    converted = convert(copy.deepcopy(norm)).eval()
+    assert not any(type(m) is type(norm.passes[0]) for m in converted.modules())
+    norm.eval()
+    for i in range(2):
+        torch.testing.assert_close(converted(x, i), norm(x, i))
+        assert converted(x.bfloat16(), i).dtype == norm(x.bfloat16(), i).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize('kwargs,match', [

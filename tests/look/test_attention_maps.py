@@ -1,13 +1,17 @@
+import copy
 import threading
 from contextlib import contextmanager
 
 import pytest
 import timm
 import torch
+from torch.utils._pytree import tree_leaves
 
 import timm_selfconv
 from timm_selfconv.look.attention_maps import among_patches, footprint_weights, looks_at_content, private_copy
+from timm_selfconv.look.explorer import describe_attention
 from timm_selfconv.layers import SanAttention2d
+from timm_selfconv.theory.gaussians import position_blobs
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=(2, 3))
 
@@ -228,7 +232,7 @@ def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
     model = timm.create_model('san_pairwise_cifar', **kwargs).eval().double()
     seen = []
     layers = [m for m in model.modules() if isinstance(m, SanAttention2d)]
-    hooks = [m.register_forward_hook(lambda m, args, out: seen.append((m, args[0], out[0]))) for m in layers]
+    hooks = [m.register_forward_hook(lambda m, args, out: seen.append((m, args[0], out))) for m in layers]
     weights = footprint_weights(model, torch.randn(1, 3, 8, 12).double())
     for hook in hooks:
         hook.remove()
@@ -247,6 +251,59 @@ def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
                     for c in range(layer.value_dim):
                         total[c] += w[0, c % layer.num_maps, i, j, di + 1, dj + 1] * value[c, row, col]
             torch.testing.assert_close(out[0, :, i, j].detach(), total.detach())
+
+
+class Elsewhere(torch.Tensor):
+    """On a device without float64, as MPS."""
+
+    def __deepcopy__(self, memo):
+        return torch.nn.Parameter(self.detach().clone())
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.cpu:
+            return out.as_subclass(torch.Tensor)
+        if any(isinstance(x, cls) and x.dtype == torch.float64 for x in tree_leaves(out)):
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+        return out
+
+
+@pytest.fixture
+def without_float64():
+    """Moves a net to such a device."""
+    def move(model):
+        model = copy.deepcopy(model)
+        for module in model.modules():
+            for name, p in module.named_parameters(recurse=False):
+                setattr(module, name, torch.nn.Parameter(p.detach().as_subclass(Elsewhere)))
+        return model
+
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a parameter that moves is another one
+    yield move
+    torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize('name', [
+    'sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_cifar', 'sa_learned_content_cifar',
+    'sa_learned_content_hier_cifar'])
+def test_a_device_need_not_have_float64(name, without_float64):
+    torch.manual_seed(0)
+    model, images = timm.create_model(name, **dict(SMALL, num_heads=2)).eval(), torch.randn(2, 3, 32, 32)
+    moved, there = without_float64(model), images.as_subclass(Elsewhere)
+    with pytest.raises(TypeError, match='float64'):
+        moved.double()
+    with pytest.raises(TypeError, match='float64'):
+        there.double()
+    wanted = timm_selfconv.attention_maps(model, images)
+    for ours, theirs in zip(timm_selfconv.attention_maps(moved, there), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        assert describe_attention(moved, there) == describe_attention(model, images)
+    blobs, there = position_blobs(model, (16, 16)), position_blobs(moved, (16, 16))
+    assert (blobs is None) == (there is None)
+    for ours, theirs in zip(there or (), blobs or ()):
+        torch.testing.assert_close(ours.centers, theirs.centers)
 
 
 def test_nets_without_footprints_are_refused():

@@ -7,8 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from timm_selfconv import fuse
 from timm_selfconv.layers import explicit_maps
-from timm_selfconv.measure.counting import count
+from timm_selfconv.measure.counting import Needs, count, device_needs
 from timm_selfconv.models import zoo_names
+from tiny_nets import SHALLOW
 
 N, D, M, HW, POS = 256, 400, 512, 32, 200  # positions, channels, MLP channels, rows + columns, channels of half a query
 
@@ -214,3 +215,19 @@ class Product(nn.Module):
 ])
 def test_products_by_hand(function, shape, macs):
     assert count(Product(function, *shape)).flops == 2 * macs
+
+
+def test_needs_of_a_device_by_hand():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5), torch.nn.ReLU()).bfloat16()
+    needs = device_needs(model, 7, (3, 2, 2))
+    linear, relu = 7 * 12 + 12 * 5 + 5 + 7 * 5, 2 * 7 * 5
+    assert needs == Needs(launches=2, bytes=2 * (linear + relu), flops=2 * 7 * 12 * 5)
+    assert needs.roofline(needs.flops / 3, needs.bytes / 2) == 3
+    assert next(model.parameters()).device.type == 'cpu'
+
+
+@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'resvit_cifar', 'san_patchwise_hier_cifar'])
+def test_needs_of_a_device_grow_with_the_batch_but_launches_do_not(name):
+    one, two = (device_needs(timm.create_model(name, **SHALLOW[name]), batch) for batch in (32, 64))
+    assert one.launches == two.launches and one.flops < two.flops <= 2 * one.flops
+    assert one.bytes < two.bytes < 2 * one.bytes

@@ -4,6 +4,9 @@ import sys
 import pytest
 import timm
 import torch
+from timm.utils import freeze
+from torch.nn import SyncBatchNorm
+from torch.optim.swa_utils import update_bn
 
 from timm_selfconv.layers.san_attention import PassBatchNorm2d
 from timm_selfconv.models import san
@@ -110,13 +113,14 @@ def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     """The definition, with torch's own modules and the keys of the first attention handed on by hand."""
     model = small(name).double().eval()
     for norm in model.modules():
-        if isinstance(norm, PassBatchNorm2d):
+        if isinstance(norm, torch.nn.BatchNorm2d):
             torch.nn.init.uniform_(norm.running_mean, -0.5, 0.5)
             torch.nn.init.uniform_(norm.running_var, 0.5, 1.5)
 
     def batch_norm(norm, x, i):
+        statistics = norm.passes[i]
         mean, var, weight, bias = (
-            v.view(-1, 1, 1) for v in (norm.running_mean[i], norm.running_var[i], norm.weight, norm.bias))
+            v.view(-1, 1, 1) for v in (statistics.running_mean, statistics.running_var, norm.weight, norm.bias))
         return (x - mean) / (var + 1e-5).sqrt() * weight + bias
 
     x = images(2, 3, 5, 6).double()
@@ -125,9 +129,9 @@ def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     for i, stage in enumerate(model.stages):
         x = stage.conv(x)
         for block in model.shared_blocks:
-            attended, key = block.attn(batch_norm(block.norm1, x, i).relu(), first, i)
-            first = key if first is None else first
-            assert key is first
+            normed = batch_norm(block.norm1, x, i).relu()
+            first = block.attn.keys(normed) if first is None else first
+            attended = block.attn(normed, first, i)
             x = x + block.conv(batch_norm(block.norm2, attended, i).relu())
         x = stage.norm(x).relu()
         torch.testing.assert_close(features[i], x)
@@ -156,7 +160,7 @@ def test_statistics_fit_the_passes_they_were_taken_in(name, images):
     """Eval gives what training gave, up to the bias of the variance, once the statistics have settled."""
     model = small(name).train()
     for norm in model.modules():
-        if isinstance(norm, (PassBatchNorm2d, torch.nn.BatchNorm2d)):
+        if isinstance(norm, torch.nn.BatchNorm2d):
             norm.momentum = 1.
     x = images(64, 3, 32, 32) if 'hier' not in name else images(16, 3, 8, 8)
     trained = model(x)
@@ -165,8 +169,10 @@ def test_statistics_fit_the_passes_they_were_taken_in(name, images):
     if 'hier' in name:  # one set for all passes would not
         for norm in model.modules():
             if isinstance(norm, PassBatchNorm2d):
-                for statistics in (norm.running_mean, norm.running_var):
-                    statistics.copy_(statistics.mean(0, keepdim=True).expand_as(statistics))
+                for name in ('running_mean', 'running_var'):
+                    mean = torch.stack([getattr(statistics, name) for statistics in norm.passes]).mean(0)
+                    for statistics in norm.passes:
+                        getattr(statistics, name).copy_(mean)
         assert (model(x) - trained).norm() > 0.1 * trained.norm()
 
 
@@ -178,9 +184,10 @@ def test_recomputing_changes_neither_gradients_nor_statistics(name, images):
         model.recomputes = recomputes
         model.set_grad_checkpointing(checkpointing)
         model(x).square().sum().backward()
-        statistics = {n: b for n, b in model.named_buffers() if '.running_' in n}
+        statistics = dict(model.named_buffers())
         results.append(([p.grad for p in model.parameters()], statistics))
-        assert all(m.momentum == 0.1 for m in model.modules() if hasattr(m, 'momentum'))
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        assert all(m.momentum == 0.1 and m.track_running_stats and m.num_batches_tracked == 1 for m in norms)
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
 
@@ -229,3 +236,51 @@ def test_layer_groups():
         assert groups['stem.weight'] == 0 and groups['head.fc.weight'] == max(groups.values())
         assert groups['stages.0.conv.weight'] < groups['stages.3.conv.weight']
         assert set(groups) == {n for n, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+@pytest.mark.parametrize('convert', [SyncBatchNorm.convert_sync_batchnorm, timm.layers.convert_sync_batchnorm])
+def test_all_norms_become_synchronised_ones(name, convert, images):
+    model = small(name)
+    model(images(2, 3, 32, 32))
+    x, parameters, wanted = images(4, 3, 32, 32), list(model.parameters()), len(list(model.buffers())) // 3
+    logits = model.eval()(x)
+    converted = convert(model)
+    norms = [m for m in converted.modules() if isinstance(m, SyncBatchNorm)]
+    assert len(norms) == wanted and not any(isinstance(m, torch.nn.BatchNorm2d) for m in converted.modules())
+    assert [id(p) for p in converted.parameters()] == [id(p) for p in parameters]
+    torch.testing.assert_close(converted(x), logits)
+    converted.train()(x).sum().backward()  # alone, a process has nobody to wait for
+    assert all(norm.num_batches_tracked == 2 for norm in norms)
+
+
+@pytest.mark.parametrize('name', ['san_patchwise_cifar', 'san_pairwise_hier_cifar'])
+def test_frozen_norms_keep_their_statistics(name, images):
+    model, x = small(name), images(4, 3, 32, 32)
+    model(x)
+    logits = model.eval()(x)
+    freeze(model)
+    before = {n: b.clone() for n, b in model.named_buffers()}
+    torch.testing.assert_close(model.train()(x), logits)
+    assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+
+
+@pytest.mark.parametrize('checkpointing', [False, True])
+def test_statistics_of_every_pass_are_taken_anew(checkpointing, images):
+    """By `torch.optim.swa_utils.update_bn`: the mean of what each batch leaves in fresh norms, with gradients too."""
+    model, batches, one_by_one = small('san_pairwise_hier_cifar'), images(3, 2, 3, 32, 32), []
+    model(batches[0])
+    update_bn(batches, model)
+    for x in batches:
+        net = small('san_pairwise_hier_cifar')
+        for norm in net.modules():
+            if isinstance(norm, torch.nn.BatchNorm2d):
+                norm.momentum = None
+        net.set_grad_checkpointing(checkpointing)
+        net(x).sum().backward()
+        one_by_one.append(dict(net.named_buffers()))
+    for name, found in model.named_buffers():
+        if name.endswith('num_batches_tracked'):
+            assert found == 3 and all(one[name] == 1 for one in one_by_one)
+        else:
+            torch.testing.assert_close(found, torch.stack([one[name] for one in one_by_one]).mean(0))

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
+from .onlookers import must_be_plain
+
 __all__ = ['aggregate', 'footprint']
 
 
@@ -115,13 +117,14 @@ def fold_border(x: torch.Tensor, margin: int) -> torch.Tensor:
 
 
 class WeightedSum(torch.autograd.Function):
-    """:func:`weighted_sum`, a group of images at a time, all of it in the cache."""
+    """:func:`weighted_sum`, on a CPU a group of images at a time, all of it in the cache."""
     GROUP_BYTES = 128  # of the images side by side: what vector units take in one step
 
     @classmethod
     def groups(cls, *tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
-        """A few images of all tensors, shape (B, ...) each."""
-        size = cls.GROUP_BYTES // tensors[0].element_size()
+        """A few images of all tensors, shape (B, ...) each; all of them where launches cost more than the cache."""
+        x = tensors[0]
+        size = cls.GROUP_BYTES // x.element_size() if x.device.type == 'cpu' else max(1, len(x))
         return zip(*(x.split(size) for x in tensors))
 
     @staticmethod
@@ -142,8 +145,13 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         value, weights = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative
-            return (*torch.func.vjp(lambda v, w: weighted_sum(v, w, *ctx.sizes), value, weights)[1](grad), *[None] * 3)
+        if torch.is_grad_enabled() or must_be_plain(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):
+            # for a second derivative, and for many gradients at once
+            with torch.enable_grad():
+                out = weighted_sum(value, weights, *ctx.sizes)
+                wanted = [x for x in (value, weights) if x.requires_grad]
+                found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         margin, maps = reflected_margin(value, ctx.sizes[0], ctx.sizes[2]), weights.shape[2]
         grad_value, grad_weights = torch.empty_like(value), torch.empty_like(weights)
         for v, w, g, gv, gw in WeightedSum.groups(value, weights, grad, grad_value, grad_weights):
@@ -181,9 +189,9 @@ def aggregate(
     """
     weights = weights.to(value.dtype)
     if not torch.jit.is_scripting():
-        if not torch.jit.is_tracing() and not torch.compiler.is_compiling():
+        if not must_be_plain(value):
             # fewer images make no long runs, and the rows of a larger grid are long themselves
-            short = value.shape[3] * value.element_size() < 64
+            short = value.device.type == 'cpu' and value.shape[3] * value.element_size() < 64
             if torch.is_grad_enabled() or (value.shape[0] >= 16 and short):
                 return WeightedSum.apply(value, weights, kernel_size, stride, dilation)
     return weighted_sum(value, weights, kernel_size, stride, dilation)

@@ -3,25 +3,33 @@
 'Exploring Self-attention for Image Recognition', Zhao, Jia, Koltun, CVPR 2020
 - https://arxiv.org/abs/2004.13621
 """
-from typing import Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import register_notrace_function
+from timm.layers import register_notrace_function, register_notrace_module
 
 from .footprint import aggregate, footprint
 from .linear import linear, through_onednn
 from .onlookers import counted, hooked, must_be_plain
 
 __all__ = [
-    'PassBatchNorm2d', 'PointwiseConv2d', 'SanAttention2d', 'pairwise_relation', 'patchwise_relation',
-    'pixel_coordinates', 'pointwise',
+    'PassBatchNorm2d', 'PassStatistics2d', 'PointwiseConv2d', 'SanAttention2d', 'channels_last',
+    'pairwise_relation', 'patchwise_relation', 'pixel_coordinates', 'pointwise',
 ]
 
 KINDS = ('pairwise', 'patchwise')
 torch.fx.wrap('aggregate')
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """x, shape (B, C, H, W), with a pixel's channels side by side in memory, unless vmap runs, which can't do that."""
+    if not torch.jit.is_scripting():
+        if torch._C._are_functorch_transforms_active():
+            return x
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 @torch.fx.wrap
@@ -52,7 +60,7 @@ def pairwise_relation(
     for i in range(len(keys)):
         there = (centre - places[i]).expand(key.shape[0], -1, -1, -1)
         # the one of the two that has no memory format of its own: pairs keep that of queries and keys
-        pairs.append(torch.cat([query - keys[i], there.contiguous(memory_format=torch.channels_last)], dim=1))
+        pairs.append(torch.cat([query - keys[i], channels_last(there)], dim=1))
     return torch.cat(pairs, dim=2)
 
 
@@ -116,14 +124,39 @@ class PointwiseConv2d(nn.Conv2d):
         return pointwise(x, self.weight, self.bias)
 
 
+@register_notrace_module
+class PassStatistics2d(nn.BatchNorm2d):
+    """Batch normalisation in one pass: statistics of its own, scale and shift of who calls it."""
+    num_batches_tracked: torch.Tensor
+
+    def __init__(self, num_features: int, device=None, dtype=None):
+        super().__init__(num_features, affine=False, device=device, dtype=dtype)
+
+    def forward(
+            self,
+            x: torch.Tensor,
+            weight: Optional[torch.Tensor] = None,
+            bias: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """As torch's, but for scale and shift, shape (C,) both."""
+        momentum = self.momentum
+        learns = self.training and self.track_running_stats
+        if learns:
+            self.num_batches_tracked.add_(1)
+        if momentum is None:  # the mean of all batches
+            momentum = 1. / float(self.num_batches_tracked) if learns else 0.
+        known = learns or not self.training
+        return F.batch_norm(
+            x, self.running_mean if known else None, self.running_var if known else None, weight, bias, self.training,
+            momentum, self.eps)
+
+
 class PassBatchNorm2d(nn.Module):
     """Batch normalisation of a shared block: one scale and shift, running statistics of its own for each pass.
 
-    Passes see different distributions, which no single set of statistics fits.
+    Passes see different distributions, which no single set of statistics fits. Each pass has a batch norm of torch's
+    kind, which may be replaced (by SyncBatchNorm, or by timm's frozen one) like any other.
     """
-
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
 
     def __init__(self, num_features: int, passes: int = 1, device=None, dtype=None):
         """
@@ -133,31 +166,49 @@ class PassBatchNorm2d(nn.Module):
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
-        self.momentum = 0.1
-        self.eps = 1e-5
         self.weight = nn.Parameter(torch.empty(num_features, **dd))
         self.bias = nn.Parameter(torch.empty(num_features, **dd))
-        self.register_buffer('running_mean', torch.empty(passes, num_features, **dd))
-        self.register_buffer('running_var', torch.empty(passes, num_features, **dd))
+        self.passes = nn.ModuleList([PassStatistics2d(num_features, **dd) for _ in range(passes)])
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Scale 1, shift 0, and no statistics seen yet."""
+        """Scale 1 and shift 0; passes reset their statistics themselves."""
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
-        nn.init.zeros_(self.running_mean)
-        nn.init.ones_(self.running_var)
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load it, the statistics of all passes also from where they were one buffer, shape (passes, C)."""
+        for name in ('running_mean', 'running_var'):
+            statistics = state_dict.pop(prefix + name, ())
+            state_dict.update((f'{prefix}passes.{i}.{name}', s) for i, s in enumerate(statistics))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def affine(self, pass_index: int = 0) -> Tuple[torch.Tensor, torch.Tensor]:
         """Factor and summand of each channel, shape (C,) both, that :meth:`forward` comes to in eval mode."""
-        scale = self.weight * (self.running_var[pass_index] + self.eps).rsqrt()
-        return scale, self.bias - self.running_mean[pass_index] * scale
+        norm: Any = self.passes[pass_index]
+        scale = self.weight * (norm.running_var + norm.eps).rsqrt()
+        return scale, self.bias - norm.running_mean * scale
 
     def forward(self, x: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
-        """Normalise x, shape (B, C, H, W), with the statistics of a pass."""
-        return F.batch_norm(
-            x, self.running_mean[pass_index], self.running_var[pass_index], self.weight, self.bias, self.training,
-            self.momentum, self.eps)
+        """Normalise x, shape (B, C, H, W), with the statistics of a pass.
+
+        Raises:
+            ValueError: If there is no such pass.
+        """
+        if not 0 <= pass_index < len(self.passes):
+            raise ValueError(f'pass_index={pass_index}: needs one of {len(self.passes)} passes, counted from 0')
+        for i, norm in enumerate(self.passes):  # torchscript can't index them
+            if i == pass_index:
+                if not torch.jit.is_scripting() and isinstance(norm, PassStatistics2d):
+                    x = norm(x, self.weight, self.bias)
+                else:
+                    scaled = torch.addcmul(self.bias[:, None, None], norm(x), self.weight[:, None, None])
+                    x = scaled.to(x.dtype)
+        return x
+
+
+# modules that may be folded into one another
+PLAIN = PassBatchNorm2d, PassStatistics2d, nn.ModuleList, PointwiseConv2d
 
 
 class SanAttention2d(nn.Module):
@@ -218,7 +269,7 @@ class SanAttention2d(nn.Module):
         self.num_maps = self.value_dim // 8
         offsets = kernel_size ** 2
 
-        # keys last: a pass that is given its keys leaves their rows out
+        # keys last: a pass that is given its keys can leave their rows out
         self.qvk = PointwiseConv2d(dim, 2 * self.query_dim + self.value_dim, bias=qkv_bias, **dd)
         if self.patchwise:
             widths = self.query_dim * (1 + offsets), self.num_maps, self.num_maps * offsets
@@ -233,10 +284,9 @@ class SanAttention2d(nn.Module):
     @torch.jit.unused
     def _may_fold(self, query: torch.Tensor) -> bool:
         """Whether nobody asks for what single modules make of queries and keys, all of them ours and in eval mode."""
-        modules = self.norm1, self.weight1, self.norm2, self.weight2
-        return not (
-            must_be_plain(query) or counted() or torch.is_grad_enabled()
-            or any(m.training or hooked(m) or type(m) not in (PassBatchNorm2d, PointwiseConv2d) for m in modules))
+        return not (must_be_plain(query) or counted() or torch.is_grad_enabled()) and all(
+            type(part) in PLAIN and not (part.training or hooked(part))
+            for module in (self.norm1, self.weight1, self.norm2, self.weight2) for part in module.modules())
 
     @torch.jit.unused
     def _pairwise_scores(self, query: torch.Tensor, key: torch.Tensor, pass_index: int) -> torch.Tensor:
@@ -284,28 +334,39 @@ class SanAttention2d(nn.Module):
             return x.unflatten(1, [offsets, self.num_maps])
         return x.unflatten(2, [offsets, -1]).softmax(dim=2).transpose(1, 2)
 
+    def _rows_of_qvk(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """These channels of what the map makes of x; where nobody would see the others, they are not computed."""
+        if not torch.jit.is_scripting():
+            if type(self.qvk) is PointwiseConv2d and not hooked(self.qvk):
+                bias = self.qvk.bias
+                return pointwise(x, self.qvk.weight[first:last], None if bias is None else bias[first:last])
+        return self.qvk(x)[:, first:last]
+
+    def keys(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys of x, shape (B, dim, H, W): shape (B, dim / 16, H, W)."""
+        first = self.query_dim + self.value_dim
+        return self._rows_of_qvk(x, first, first + self.query_dim)
+
     def forward(
             self,
             x: torch.Tensor,
             key: Optional[torch.Tensor] = None,
             pass_index: int = 0,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         """Attend to keys given or x's own.
 
         Args:
             x: Input, shape (B, dim, H, W).
-            key: Keys of an earlier pass, shape (B, dim / 16, H, W).
+            key: Keys to attend to in place of x's own, see :meth:`keys`.
             pass_index: Which pass through the layer it is, from 0.
 
         Returns:
-            Output, shape (B, dim / 4, ceil(H / stride), ceil(W / stride)), and the keys.
+            Output, shape (B, dim / 4, ceil(H / stride), ceil(W / stride)).
         """
-        weight, bias = self.qvk.weight, self.qvk.bias
         if key is None:
-            query, value, key = pointwise(x, weight, bias).split([self.query_dim, self.value_dim, self.query_dim], 1)
+            query, value, key = self.qvk(x).split([self.query_dim, self.value_dim, self.query_dim], 1)
         else:
             rows = self.query_dim + self.value_dim
-            x = pointwise(x, weight[:rows], None if bias is None else bias[:rows])
-            query, value = x.split([self.query_dim, self.value_dim], 1)
+            query, value = self._rows_of_qvk(x, 0, rows).split([self.query_dim, self.value_dim], 1)
         x = aggregate(value, self.weights(query, key, pass_index), self.kernel_size, self.stride, self.dilation)
-        return x.contiguous(memory_format=torch.channels_last), key  # like all that is made of matrix products
+        return channels_last(x)  # like all that is made of matrix products

@@ -144,9 +144,10 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
         ValueError: If the model has no such layers, or others besides.
     """
     def probs(layer: SelfAttention2d, *args: Optional[torch.Tensor]) -> torch.Tensor:
-        # in float64: a centre may be thousands of pixels away
-        x, *key = (x.double() for x in args if x is not None)
-        return copy.deepcopy(layer).double().attention_probs(x, *key).to(at_least_float32(images).dtype)
+        # in float64, which some devices lack: a centre may be thousands of pixels away
+        x, *key = (x.cpu().double() for x in args if x is not None)
+        maps = copy.deepcopy(layer).cpu().double().attention_probs(x, *key)
+        return maps.to(at_least_float32(images).dtype).to(images.device)
 
     if all(isinstance(layer, SelfAttention2d) for layer in attention_layers(model)):
         return look_into(model, SelfAttention2d, images, probs)

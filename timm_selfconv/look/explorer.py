@@ -58,10 +58,10 @@ def two_map_scores(
     """A layer's scores of the terms that look at keys, and of those that know offsets: (B, heads, H W, H W), float64.
 
     The former are content and key bias, the latter content-position and position; x has shape (B, H, W, dim), and keys
-    are those to meet in the place of its own.
+    are those to meet in the place of its own. All on the CPU: some devices lack float64.
     """
-    layer = copy.deepcopy(layer).double()
-    x, key = x.double(), None if key is None else key.double()
+    layer = copy.deepcopy(layer).cpu().double()
+    x, key = x.cpu().double(), None if key is None else key.cpu().double()
     _, _, bias = layer.query_key_bias(x, key)
     assert bias is not None
     return layer.scores(x, key) - bias, bias.expand(x.shape[0], -1, -1, -1)
@@ -159,7 +159,7 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
 
     def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Any:
         grid = x.shape[1], x.shape[2]
-        return grid, layer.encoding.offset_tables(*grid)
+        return grid, copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # in float64, which some devices lack
 
     def bytes_of(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Any:
         grid = x.shape[1], x.shape[2]

@@ -17,13 +17,15 @@ import torch.nn as nn
 import torch.nn.functional as F
 from fvcore.nn import FlopCountAnalysis
 from fvcore.nn.jit_handles import get_shape
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from timm_selfconv.layers import explicit_maps
 
-__all__ = ['FREE', 'Counts', 'count']
+__all__ = ['FREE', 'Counts', 'Needs', 'count', 'device_needs']
 
 # beside views and what acts on single elements: operators that make tensors, move, reduce, pool or normalise
 FREE = frozenset((
@@ -163,3 +165,60 @@ def count(model: nn.Module, input_size: Tuple[int, int, int] = (3, 32, 32)) -> C
         dense_flops=dense_flops,
         flops=flops,
     )
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a forward pass asks of a device, by its operators: figures of the model, not of a run.
+
+    Attributes:
+        launches: Operators that a device starts kernels for, at least one each.
+        bytes: Size of all tensors that these read and write, as if no cache kept any.
+        flops: 2 x multiply-adds of their products.
+    """
+    launches: int
+    bytes: int
+    flops: int
+
+    def roofline(self, flops_per_second: float, bytes_per_second: float) -> float:
+        """Seconds that a device of such speeds takes at least, launches aside."""
+        return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
+
+
+class Traffic(TorchDispatchMode):
+    """Counts operators that compute or move something, and the bytes that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace != 'prim' and not func.is_view and not func.overloadpacket.__name__.startswith('empty'):
+            self.launches += 1
+            tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor)]
+            self.bytes += sum(x.numel() * x.element_size() for x in tensors)
+        return result
+
+
+def device_needs(
+        model: nn.Module,
+        batch_size: int,
+        input_size: Tuple[int, int, int] = (3, 32, 32),
+        device: str = 'cuda',
+) -> Needs:
+    """What a net's forward pass in eval mode asks of a device, which need not be there.
+
+    Args:
+        model: Any net; it is copied and left as it is. Its dtype is that of the images.
+        batch_size: Number of images.
+        input_size: Channels, height and width of the images.
+        device: A device by torch's name for it; its tensors are fake and hold nothing.
+    """
+    model, dtype = copy.deepcopy(model).eval().to('meta'), next(model.parameters()).dtype
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model.to_empty(device=device)
+        images = torch.empty(batch_size, *input_size, device=device, dtype=dtype)
+        with FlopCounterMode(display=False, custom_mapping=RULES) as counter, Traffic() as traffic:
+            model(images)
+    return Needs(traffic.launches, traffic.bytes, counter.get_total_flops())

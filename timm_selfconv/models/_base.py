@@ -176,7 +176,8 @@ class BlockNet(ZooNet):
     """Classifier of equal blocks on the patches of an image, which hierarchical nets pass again and again.
 
     A net brings ``blocks``, ``head`` and :meth:`embed`. A block is called with its input and, in a hierarchical net,
-    the keys to attend to in place of the input's own, which its ``keys(x)`` gives for the input x of the first pass.
+    the keys to attend to in place of the input's own. These it gives itself, before the first pass, when it is called
+    with that pass's input and asked for ``only_keys``.
     """
     output_fmt = 'NHWC'
     __constants__ = ('shares_key',)  # not Final: torchscript reads the annotations of the net's own class alone
@@ -205,7 +206,7 @@ class BlockNet(ZooNet):
         super().__init__(in_chans, num_classes, embed_dim, depth, min_size=patch_size, size_multiple=patch_size)
         check_sizes(patch_size=patch_size, embed_dim=embed_dim)
         self.patch_size = patch_size
-        self.blocks: Any  # nn.Sequential, which does not show its blocks' methods
+        self.blocks: Any  # nn.Sequential, which does not show its blocks' arguments
         self.shares_key = hierarchical
         self.feature_info = [
             dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{0 if hierarchical else layer}')
@@ -235,7 +236,7 @@ class BlockNet(ZooNet):
         x = self.embed(self.check_images(x))
         key: Optional[torch.Tensor] = None
         if self.shares_key:
-            key = self.blocks[0].keys(x)
+            key = self.blocks[0](x, only_keys=True)
         taken: List[torch.Tensor] = []
         layer = 0
         for block in self.blocks:

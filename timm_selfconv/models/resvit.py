@@ -57,11 +57,15 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, mlp_dim, drop=(0., drop), **dd)
         self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
 
-    def keys(self, x: torch.Tensor) -> torch.Tensor:
-        """Keys that this block's attention has for tokens x, shape (B, N, dim)."""
-        return self.attn.keys(self.norm1(x))
-
-    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor] = None,
+            only_keys: bool = False,
+    ) -> torch.Tensor:
+        """Pass tokens x, shape (B, N, dim), attending to keys given or their own; or give those, see TokenAttention."""
+        if only_keys:
+            return self.attn.keys(self.norm1(x))
         x = x + self.drop_path1(self.attn(self.norm1(x), key))
         x = x + self.drop_path2(self.mlp(self.norm2(x)))
         return x

@@ -20,6 +20,7 @@ from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 
 from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d, hooked, must_be_plain
+from timm_selfconv.layers.san_attention import channels_last
 from ._base import ZooNet
 from ._cfg import build_net, cifar_cfgs
 
@@ -31,38 +32,44 @@ STEM_BYTES = 2 ** 21  # of what the stem makes of a group of images
 @contextlib.contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
     """Leave running statistics as they are meanwhile: recomputed batches have been counted before."""
-    kinds = PassBatchNorm2d, nn.modules.batchnorm._BatchNorm
-    norms: List[Any] = [m for m in module.modules() if isinstance(m, kinds)]
-    momenta = [norm.momentum for norm in norms]
+    norms: List[Any] = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    states = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
         for norm in norms:
-            norm.momentum = 0.
+            norm.momentum, norm.num_batches_tracked = 0., torch.zeros_like(norm.num_batches_tracked)
         yield
     finally:
-        for norm, momentum in zip(norms, momenta):
-            norm.momentum = momentum
+        for norm, (momentum, batches) in zip(norms, states):
+            norm.momentum, norm.num_batches_tracked = momentum, batches
 
 
 class Bottleneck(nn.Module):
-    """BN, ReLU, attention to a quarter of the channels, BN, ReLU, 1x1 convolution back, added to the input."""
+    """BN, ReLU, attention to a quarter of the channels, BN, ReLU, 1x1 convolution back, added to the input.
 
-    def __init__(self, dim: int, kind: str, qkv_bias: bool = True, passes: int = 1, device=None, dtype=None):
+    A shared one, passed a number of times, hands on keys, and its queries, keys and values have no bias.
+    """
+
+    def __init__(self, dim: int, kind: str, shared: bool = False, passes: int = 1, device=None, dtype=None):
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
+        self.shared = shared
         self.norm1 = PassBatchNorm2d(dim, passes, **dd)
-        self.attn = SanAttention2d(dim, kind, qkv_bias=qkv_bias, passes=passes, **dd)
+        self.attn = SanAttention2d(dim, kind, qkv_bias=not shared, passes=passes, **dd)
         self.norm2 = PassBatchNorm2d(dim // 4, passes, **dd)
         self.conv = PointwiseConv2d(dim // 4, dim, **dd)
 
     def forward(
             self,
             x: torch.Tensor,
-            key: Optional[torch.Tensor],
-            pass_index: int,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Output and keys of a pass, with keys given or, without, its own."""
+            key: Optional[torch.Tensor] = None,
+            pass_index: int = 0,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """Output of a pass, and the keys for shared ones that follow: those given or its own."""
         shortcut = x
-        x, key = self.attn(F.relu(self.norm1(x, pass_index), inplace=True), key, pass_index)
+        x = F.relu(self.norm1(x, pass_index), inplace=True)
+        if self.shared and key is None:
+            key = self.attn.keys(x)
+        x = self.attn(x, key, pass_index)
         x = self.conv(F.relu(self.norm2(x, pass_index), inplace=True))
         if not torch.jit.is_scripting() and self._may_overwrite(x, shortcut):
             return x.add_(shortcut), key  # in fresh memory, a CPU would take longer for the memory than for the sum
@@ -71,7 +78,8 @@ class Bottleneck(nn.Module):
     @torch.jit.unused
     def _may_overwrite(self, x: torch.Tensor, shortcut: torch.Tensor) -> bool:
         """Whether nobody else holds what the convolution made."""
-        return not (must_be_plain(x) or torch.is_grad_enabled() or hooked(self.conv)) and x.dtype == shortcut.dtype
+        ours = type(self.conv) is PointwiseConv2d and not hooked(self.conv)
+        return ours and not (must_be_plain(x) or torch.is_grad_enabled()) and x.dtype == shortcut.dtype
 
 
 class Stage(nn.Module):
@@ -85,6 +93,16 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList([Bottleneck(dim, kind, **dd) for _ in range(depth)])
         self.norm = nn.BatchNorm2d(dim, **dd)
         self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor, begin: bool = True, end: bool = True) -> torch.Tensor:
+        """Pass the stage or, where shared bottlenecks come in between, what is before or behind them."""
+        if begin:
+            x = self.conv(self.pool(x))
+            for block in self.blocks:
+                x, _ = block(x)
+        if end:
+            x = self.act(self.norm(x))
+        return x
 
 
 class SAN(ZooNet):
@@ -136,7 +154,7 @@ class SAN(ZooNet):
         super().__init__(in_chans, num_classes, channels[-1], len(channels), min_size)
         # at full resolution, training on 128 images takes more than 2 GiB unless bottlenecks are recomputed in the
         # backward pass, and pairwise whole stages, unless told otherwise
-        self.recomputes = hierarchical
+        self.hierarchical = self.recomputes = hierarchical
         self.grad_checkpointing = hierarchical and kind == 'pairwise'
 
         self.stem = PointwiseConv2d(in_chans, channels[0], bias=False, **dd)
@@ -148,7 +166,7 @@ class SAN(ZooNet):
             for i, (in_chs, dim, depth) in enumerate(zip(channels[:1] + channels, channels, depths))
         ])
         self.shared_blocks = nn.ModuleList([
-            Bottleneck(channels[0], kind, qkv_bias=False, passes=len(channels), **dd)
+            Bottleneck(channels[0], kind, shared=True, passes=len(channels), **dd)
             for _ in range(depths[0] if hierarchical else 0)
         ])
         self.feature_info = [
@@ -176,7 +194,7 @@ class SAN(ZooNet):
         if (torch.is_grad_enabled() or must_be_plain(x) or x.device.type != 'cpu'
                 or any(m.training or hooked(m) for m in modules)):
             return self._pass_stem(x)
-        images = max(1, STEM_BYTES // (self.stem.out_channels * x.shape[2] * x.shape[3] * x.element_size()))
+        images = max(1, STEM_BYTES // (self.stem_norm.num_features * x.shape[2] * x.shape[3] * x.element_size()))
         return torch.cat([self._pass_stem(group) for group in x.split(images)])
 
     def _pass_stage(
@@ -188,21 +206,21 @@ class SAN(ZooNet):
         """One stage of features x; shared bottlenecks meet the keys of an earlier stage, or hand on their own."""
         for i, stage in enumerate(self.stages):  # torchscript can't index them
             if i == number:
-                x = stage.conv(stage.pool(x))
-                for block in stage.blocks:
-                    x, _ = block(x, None, 0)
+                x = stage(x, end=not self.hierarchical)
                 for block in self.shared_blocks:
                     if self.recomputes and not torch.jit.is_scripting():
                         x, key = self._recomputed(block, x, key, number)
                     else:
                         x, key = block(x, key, number)
-                x = stage.act(stage.norm(x))
+                if self.hierarchical:
+                    x = stage(x, begin=False)
         return x, key
 
     @torch.jit.unused
     def _recomputed(self, function: Any, *args: Any) -> Any:
         """Call a part of this net, its intermediate results forgotten till the backward pass makes them anew."""
-        if not self.training or torch.compiler.is_compiling():  # whose compiler decides itself what to recompute
+        # a compiler decides itself what to recompute, and functional transforms can't
+        if not self.training or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return function(*args)
         return checkpoint(
             function, *args, use_reentrant=False, preserve_rng_state=False,
@@ -210,7 +228,7 @@ class SAN(ZooNet):
 
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         # nearly all that follows is matrix products over the channels of a pixel
-        x = self.check_images(x).contiguous(memory_format=torch.channels_last)
+        x = channels_last(self.check_images(x))
         x = self._pass_stem(x) if torch.jit.is_scripting() else self._pass_stem_in_groups(x)
         key: Optional[torch.Tensor] = None
         taken: List[torch.Tensor] = []

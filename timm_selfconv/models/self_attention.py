@@ -52,11 +52,15 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
 
-    def keys(self, x: torch.Tensor) -> torch.Tensor:
-        """Keys that this block's attention has for x, shape (B, H, W, dim)."""
-        return self.attn.keys(x)
-
-    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor] = None,
+            only_keys: bool = False,
+    ) -> torch.Tensor:
+        """Pass x, shape (B, H, W, dim), attending to keys given or its own; or give those, see SelfAttention2d."""
+        if only_keys:
+            return self.attn.keys(x)
         x = self.norm1(x + self.drop_path1(self.attn(x, key)))
         x = self.norm2(x + self.drop_path2(self.mlp(x)))
         return x

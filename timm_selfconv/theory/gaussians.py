@@ -1,4 +1,5 @@
 """Heads as Gaussians around the query: exactly what quadratic ones are, mean and covariance of other positions."""
+import copy
 from dataclasses import dataclass
 from typing import Any, List, Optional, Tuple
 
@@ -32,9 +33,9 @@ def position_layers(model: nn.Module) -> List[SelfAttention2d]:
 
 def gaussian(encoding: QuadraticEncoding) -> Blobs:
     """The Gaussians of equation (9). A precision below 1e-8 counts as 1e-8: a standard deviation of 10,000 pixels."""
-    precisions, axes = torch.linalg.eigh(precision_matrices(encoding.spreads.detach()).double())
+    precisions, axes = torch.linalg.eigh(precision_matrices(encoding.spreads.detach()).cpu().double())
     covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
-    return Blobs(encoding.centers.detach().double(), covariances)
+    return Blobs(encoding.centers.detach().cpu().double(), covariances)
 
 
 def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
@@ -52,10 +53,10 @@ def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
 @torch.no_grad()
 def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
     """Mean and covariance of what the grid's middle query gives to offsets, for an encoding of separable scores."""
-    rows, cols, _ = encoding.offset_tables(*grid)
+    rows, cols, _ = copy.deepcopy(encoding).cpu().offset_tables(*grid)  # in float64, which some devices lack
     centers, variances = [], []
     for table, size in ((rows, grid[0]), (cols, grid[1])):
-        offsets = torch.arange(size, dtype=torch.double, device=table.device) - size // 2
+        offsets = torch.arange(size, dtype=torch.double) - size // 2
         probs = table[:, size - 1 - size // 2:2 * size - 1 - size // 2].softmax(-1)
         centers.append(probs @ offsets)
         variances.append(probs @ offsets.square() - centers[-1].square())

@@ -54,7 +54,7 @@ def mass_ellipse(covariance: torch.Tensor, mass: float) -> Tuple[float, float, f
     Returns:
         Long and short half-axis in pixels, and the long one's angle in radians from the column axis to the row axis.
     """
-    variances, axes = torch.linalg.eigh(covariance.double())
+    variances, axes = torch.linalg.eigh(covariance.cpu().double())
     short, long = (mass_radius(mass) * variances.clamp(min=0.).sqrt()).tolist()
     return long, short, math.atan2(axes[0, 1], axes[1, 1])
 
@@ -69,7 +69,7 @@ def density_level(attention: torch.Tensor, mass: float) -> float:
     Returns:
         The smallest value of the region, which the map compares with exactly, whatever its dtype.
     """
-    values = attention.double().flatten().sort(descending=True).values
+    values = attention.cpu().double().flatten().sort(descending=True).values
     return float(values[(values.cumsum(0) < mass * values.sum()).sum()])
 
 
@@ -195,7 +195,7 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> N
     rows, cols = ((torch.arange(fine * (n + 2)) + 0.5) / fine - q - 1.5 for n, q in zip(attention.shape[1:], query))
     for head, image in enumerate(attention):
         color, marker = head_style(head)
-        region = torch.nn.functional.pad((image >= density_level(image, 0.5)).double(), (1, 1, 1, 1))
+        region = torch.nn.functional.pad((image >= density_level(image, 0.5)).cpu().double(), (1, 1, 1, 1))
         region = region.repeat_interleave(fine, 0).repeat_interleave(fine, 1)[None]
         for _ in range(2):
             region = torch.nn.functional.avg_pool2d(region, fine // 2 - 1, 1, fine // 4 - 1)

@@ -1,0 +1,43 @@
+"""Tensors that say that they are on a GPU and hold nothing: operators check devices and shapes, and read no values."""
+import contextlib
+import functools
+
+import timm
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@contextlib.contextmanager
+def fake_net(name, device='cuda', **kwargs):
+    """A net of fake tensors on a device, with which tensors made meanwhile can meet."""
+    model, mode = timm.create_model(name, device='meta', **kwargs), FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        model.to_empty(device=device)
+        mode.allow_non_fake_inputs = False
+        yield model
+
+
+@contextlib.contextmanager
+def autocast(dtype, device='cuda'):
+    """torch.autocast to a dtype, if any, on a device that is not there, where torch's own switches itself off."""
+    was = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    try:
+        torch.set_autocast_enabled(device, dtype is not None)
+        torch.set_autocast_dtype(device, dtype or was[1])
+        yield
+    finally:
+        torch.set_autocast_enabled(device, was[0])
+        torch.set_autocast_dtype(device, was[1])
+        torch.clear_autocast_cache()
+
+
+@functools.cache
+def runs_backward(device='cuda'):
+    """Whether torch's engine takes fake tensors of a device that is not there: a build for CUDA asks the driver."""
+    with FakeTensorMode():
+        x = torch.zeros(1, device=device, requires_grad=True)
+        try:
+            x.sum().backward()
+        except RuntimeError:
+            return False
+    return True

@@ -1,0 +1,57 @@
+"""Nets on a GPU that is not there, and compiled: what can be checked without one."""
+import pytest
+import timm
+import torch
+from torch._dynamo.utils import counters
+
+from fake_device import autocast, fake_net, runs_backward
+from tiny_nets import ONE_LAYER, SHALLOW
+
+
+@pytest.mark.parametrize('size,training,dtype,channels_last,checkpointing', [
+    (32, False, None, False, False),
+    (64, False, torch.float16, True, False),
+    (64, True, torch.bfloat16, False, False),
+    (32, True, torch.float16, False, True),
+    (64, True, None, True, True),
+])
+@pytest.mark.parametrize('name', SHALLOW)
+def test_on_a_fake_gpu(name, size, training, dtype, channels_last, checkpointing):
+    """All tensors meet on one device, nothing asks for a value; gradients too, where torch's build can fake them."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    with fake_net(name, **SHALLOW[name], img_size=size) as model, torch.set_grad_enabled(training):
+        model.train(training).set_grad_checkpointing(checkpointing)
+        images = torch.zeros(4, 3, size, size, device='cuda').contiguous(memory_format=layout)
+        with autocast(dtype):
+            logits = model(images)
+        assert logits.device == images.device and logits.dtype == (dtype or torch.float32)
+        if training and runs_backward():
+            logits.sum().backward()
+            assert all(p.grad.device == p.device and p.grad.dtype == p.dtype for p in model.parameters())
+
+
+# dynamo takes its time: one net for each kind of layer, in one pass
+COMPILED = {
+    'sa_quadratic_cifar': ONE_LAYER,
+    'sa_quadratic_gen_cifar': ONE_LAYER,
+    'sa_learned_content_hier_cifar': ONE_LAYER,
+    'resvit_hier_cifar': ONE_LAYER,
+    'san_pairwise_cifar': dict(channels=(32,), depths=(1,)),
+    'san_patchwise_hier_cifar': dict(channels=(32,), depths=(1,)),
+    'resnet_tiny_cifar': SHALLOW['resnet_tiny_cifar'],
+}
+
+
+@pytest.mark.parametrize('name', COMPILED)
+def test_compiled_as_one_graph_for_any_batch(name):
+    """Forward and backward; the second batch size may be compiled anew, for any that follows."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = timm.create_model(name, **COMPILED[name], img_size=16).eval()
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
+    for batch in (2, 3, 5):
+        x = torch.randn(batch, 3, 16, 16)
+        losses = [net(x).square().sum() for net in (compiled, model)]
+        torch.testing.assert_close(*(torch.autograd.grad(loss, list(model.parameters())) for loss in losses))
+    assert counters['stats']['unique_graphs'] <= 2
