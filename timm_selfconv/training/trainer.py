@@ -273,7 +273,7 @@ class Training:
         hit = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         return dict(
             eval_loss=float(F.cross_entropy(logits, labels)),
-            eval_top1=100 * float(hit[:, 0].double().mean()), eval_top5=100 * float(hit.any(1).double().mean()))
+            eval_top1=100 * int(hit[:, 0].sum()) / len(hit), eval_top5=100 * int(hit.any(1).sum()) / len(hit))
 
     def run(self, validation: Images, output: Path, shards: Optional[Path] = None) -> None:
         """Train to the end of the recipe, with a checkpoint, a line of the summary and shards after each epoch."""
