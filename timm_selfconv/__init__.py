@@ -6,13 +6,12 @@
   fusing for inference.
 - look: what a net sees: attention maps, heads, the papers' figures, the explorer.
 - measure: what a net costs and how good it is: counts, the papers' tables, accuracy, speed.
-- train: the fast trainer on one device, ``python -m timm_selfconv.train RECIPE``. distillation: what it
-  takes from a teacher.
-- data: datasets and pictures. files: the one place that writes. recipe_files: where recipes lie, what they say.
-  hub: weights and their model cards.
+- training: the trainer on one device, ``python -m timm_selfconv.train RECIPE``, and the keys of recipes.
+- weights: those that ship, their cards and histories. hub: how weights are saved and published.
+- data: datasets and pictures. files: atomic writes.
 - cli: the command ``timm-selfconv``, ``python -m timm_selfconv`` where it is not installed.
 
-Imports run one way: cli, then look, measure and train, then theory, hub and data, then models, then layers.
+Imports run one way: cli, then look, measure and training, then theory, hub and data, then models, then layers.
 """
 from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet
