@@ -48,11 +48,14 @@ def linear(
 
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Gradient ``grad' x`` of :func:`linear` with respect to its weight, for matrices; it may be written to ``out``."""
-    grad = grad.T.contiguous()  # as oneDNN wants it in half precision too
-    if through_onednn(x):
-        return linear(grad, x.T.contiguous())
-    return torch.mm(grad, x, out=out)
+    """Gradient ``grad' x`` of :func:`linear` with respect to its weight, for matrices; it may be written to ``out``.
+
+    Args:
+        grad: The result's gradient transposed, as both libraries want it: contiguous, shape (out_features, rows).
+        x: Shape (rows, in_features).
+        out: Shape (out_features, in_features).
+    """
+    return linear(grad, x.T.contiguous()) if through_onednn(x) else torch.mm(grad, x, out=out)
 
 
 @register_notrace_module

@@ -159,6 +159,7 @@ def backward_in_groups(
     weight_buffer = x.new_empty(out_channels, channels)
     for first in range(0, x.shape[0], images):
         group, grad_group = x[first:first + images], images_inside(grad[first:first + images]).view(-1, out_channels)
+        grad_by_channel = grad_group.T.contiguous()
         n = group.shape[0] * channels
         pixels = images_inside(group).view(height, width, n)
         gathered = head_buffer[:pixels.numel()].view(height, width * n)
@@ -181,7 +182,7 @@ def backward_in_groups(
                 if needs[3]:
                     torch.mm(row, met, out=gathered)
                     gathered_pixels = gathered.view(-1, channels)
-                    grad_values[head + i] += weight_gradient(grad_group, gathered_pixels, out=weight_buffer).to(sums)
+                    grad_values[head + i] += weight_gradient(grad_by_channel, gathered_pixels, out=weight_buffer)
             if needs[1]:
                 grad_col = (by_row @ pixels.transpose(1, 2)).sum(0, dtype=sums)
                 grad_cols[head:head + some] += grad_col.view(some, width, width)

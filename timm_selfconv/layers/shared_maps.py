@@ -109,7 +109,7 @@ def gradients(
         gathered = buffer[:len(group)]
         if needs[2]:
             torch.bmm(rows.expand(len(group), -1, -1), group, out=gathered)
-            grad_weight += weight_gradient(back, gathered.view(-1, features), out=weight_buffer)
+            grad_weight += weight_gradient(back.T.contiguous(), gathered.view(-1, features), out=weight_buffer)
         if needs[0] or needs[1]:
             gathered = linear(back, values, out=gathered.view(-1, features)).view(gathered.shape)
         if needs[0]:
