@@ -8,7 +8,7 @@
   explicit maps, which all images share.
 - windows: position-only attention that has no factors, on large grids: Gaussian heads in the key rows they look at.
 - token_attention: ``TokenAttention``, as vision transformers have it. mlp: ``Mlp``, timm's, that keeps less.
-- linear: ``Linear`` and products of matrices, by the fastest kernel of a CPU.
+- linear: linear maps and products of matrices, by the fastest kernel of a CPU.
 - onlookers: who looks on, so that what is faster but looks different must wait.
 
 Nothing but torch and timm.layers is imported here.
@@ -16,7 +16,6 @@ Nothing but torch and timm.layers is imported here.
 from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores, explicit_maps
 from .axis_scores import axis_offsets, gaussian_axis_scores, precision_matrices, relative_table, resample_table
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
-from .linear import Linear
 from .mlp import Mlp
 from .onlookers import hooked, must_be_plain
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d

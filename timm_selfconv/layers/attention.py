@@ -11,7 +11,7 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .axis_scores import at_least_float32
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, select_parameter
-from .linear import Linear
+from .linear import apply_linear
 from .onlookers import hooked, must_be_plain
 from .separable import axis_probs, gather, separable_attention
 from .shared_maps import gather_by_maps, map_attention, without_tiny
@@ -188,12 +188,12 @@ class SelfAttention2d(nn.Module):
             else:
                 module = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
         self.encoding = module
-        self.query = Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
-        self.key = Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
+        self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
+        self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
         self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd)) if 'key_bias' in terms else None
         self.attn_drop = nn.Dropout(attn_drop)
-        self.value = Linear(num_heads * dim, dim, **dd)
-        self.proj = Linear(dim, dim, **dd) if proj else nn.Identity()
+        self.value = nn.Linear(num_heads * dim, dim, **dd)
+        self.proj = nn.Linear(dim, dim, **dd) if proj else nn.Identity()
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 
@@ -227,7 +227,11 @@ class SelfAttention2d(nn.Module):
         assert self.key is not None
         if self.absolute:
             x = self.encoding(x)
-        return self.key(x).view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
+        if torch.jit.is_scripting():
+            key = self.key(x)
+        else:  # torchscript compiles what follows a return, but not an else
+            key = apply_linear(self.key, x)
+        return key.view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
     def query_key_bias(
             self,
@@ -258,7 +262,11 @@ class SelfAttention2d(nn.Module):
         query: Optional[torch.Tensor] = None
         bias: Optional[torch.Tensor] = None
         if self.query is not None:
-            query = self.query(x).view(batch, x.shape[1], width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
+            if torch.jit.is_scripting():
+                query = self.query(x)
+            else:
+                query = apply_linear(self.query, x)
+            query = query.view(batch, x.shape[1], width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
         if self.relative:
             rows, cols, cross = self.encoding(
                 None if query is None else query * self.scale, height, width, first, last)
@@ -332,7 +340,15 @@ class SelfAttention2d(nn.Module):
     @torch.jit.unused
     def _plain_values(self) -> bool:
         """Whether weight and bias say all of the value map."""
-        return type(self.value) in (Linear, nn.Linear) and not hooked(self.value)
+        return type(self.value) is nn.Linear and not hooked(self.value)
+
+    def _apply_values(self, gathered: torch.Tensor) -> torch.Tensor:
+        """Values of what all heads gather, shape (..., heads dim): shape (..., dim)."""
+        if torch.jit.is_scripting():
+            gathered = self.value(gathered)
+        else:
+            gathered = apply_linear(self.value, gathered)
+        return gathered
 
     def _through_factors(self, x: torch.Tensor) -> torch.Tensor:
         """Values gathered by the probabilities of rows and of columns, shape (B, H, W, dim)."""
@@ -341,7 +357,7 @@ class SelfAttention2d(nn.Module):
         if not torch.jit.is_scripting():
             if self._plain_values():
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
-        return self.value(gather(row_probs, col_probs, x).flatten(3))
+        return self._apply_values(gather(row_probs, col_probs, x).flatten(3))
 
     def _through_fused(
             self,
@@ -379,7 +395,7 @@ class SelfAttention2d(nn.Module):
             gathered = gather_by_maps(attn[0], x)
         else:
             gathered = (attn.to(x.dtype) @ x.flatten(1, 2)[:, None]).transpose(1, 2)
-        return self.value(gathered.flatten(2))
+        return self._apply_values(gathered.flatten(2))
 
     @torch.jit.unused
     def _through_windows(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
@@ -398,9 +414,9 @@ class SelfAttention2d(nn.Module):
     ) -> torch.Tensor:
         """Values of what these rows of queries gather, shape (B, Q, W, dim)."""
         if path == 'fused':
-            values = self.value(self._through_fused(x, key, first, last).flatten(2))
+            values = self._apply_values(self._through_fused(x, key, first, last).flatten(2))
         elif path == 'windows' and last is not None:
-            values = self.value(self._through_windows(x, first, last).flatten(2))
+            values = self._apply_values(self._through_windows(x, first, last).flatten(2))
         else:
             values = self._through_map(x, key, first, last)
         return values.unflatten(1, [-1, x.shape[2]])
@@ -417,4 +433,8 @@ class SelfAttention2d(nn.Module):
                 key = self.keys(x)
             parts = [self._values(x, key, path, first, first + rows) for first in range(0, x.shape[1], rows)]
             x = torch.cat(parts, dim=1)
-        return self.proj_drop(self.proj(x))
+        if torch.jit.is_scripting():
+            x = self.proj(x)
+        else:
+            x = apply_linear(self.proj, x)
+        return self.proj_drop(x)

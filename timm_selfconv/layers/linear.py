@@ -5,11 +5,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import register_notrace_function, register_notrace_module
+from timm.layers import register_notrace_function
 
-from .onlookers import counted, traced
+from .onlookers import any_module_hooked, counted, hooked, must_be_plain
 
-__all__ = ['Linear', 'autocast_dtype', 'linear', 'weight_gradient']
+__all__ = ['apply_linear', 'autocast_dtype', 'linear', 'weight_gradient']
 
 ONEDNN = torch.backends.mkldnn.is_available()
 
@@ -21,16 +21,18 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
-def through_onednn(*tensors: torch.Tensor) -> bool:
+def through_onednn(x: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
     """Whether oneDNN is faster at a product of tensors than torch's own choice, and nobody looks on.
 
     That choice is MKL in float32, which uses half of the width of vectors on processors that are not Intel's.
     """
-    x = tensors[0]
+    if not ONEDNN or must_be_plain(x) or counted():  # who counts products does not know its operator
+        return False
+    tensors = [t for t in (x, *others) if t is not None]
     return (
-        ONEDNN and x.dtype == torch.float32 and x.device.type == 'cpu' and x.numel() > 0
-        and not torch.is_autocast_enabled('cpu') and not any(map(traced, tensors))
-        and not counted())  # who counts products does not know its operator
+        x.numel() > 0 and not torch.is_autocast_enabled('cpu')
+        and all(t.dtype == torch.float32 and t.device.type == 'cpu' for t in tensors)
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)))
 
 
 @torch.fx.wrap
@@ -41,8 +43,9 @@ def linear(
         bias: Optional[torch.Tensor] = None,
         out: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """`F.linear` of x and a contiguous weight by the faster library; without a bias it may be written to ``out``."""
-    if through_onednn(x, weight) and x.shape[-1] == weight.shape[-1]:  # torch says what does not fit
+    """`F.linear` of x by the faster library; without a bias it may be written to ``out``."""
+    if through_onednn(x, weight, bias) and x.shape[-1] == weight.shape[-1]:  # torch says what does not fit
+        weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
     return F.linear(x, weight, bias) if out is None else torch.mm(x, weight.T, out=out)
 
@@ -58,13 +61,11 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> t
     return linear(grad, x.T.contiguous()) if through_onednn(x) else torch.mm(grad, x, out=out)
 
 
-@register_notrace_module
-class Linear(nn.Linear):
-    """torch's, which in float32 on a CPU runs at oneDNN's speed where no gradient is asked for."""
+def apply_linear(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What a layer makes of x: torch's own Linear by the faster library, unless somebody waits for the call.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From shape (..., in_features) to (..., out_features)."""
-        if torch.jit.is_scripting():
-            return F.linear(x, self.weight, self.bias)
-        else:  # torchscript compiles what follows a return, but not an else
-            return linear(x, self.weight, self.bias)
+    A function, not a subclass of Linear: quantisation, pruning and adapters choose layers by their type.
+    """
+    if must_be_plain(x) or type(layer) is not nn.Linear or hooked(layer) or any_module_hooked():
+        return layer(x)
+    return linear(x, layer.weight, layer.bias)

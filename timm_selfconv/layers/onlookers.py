@@ -1,11 +1,18 @@
 """Who looks on while a net computes, so that it must go the plain way."""
 import torch
 import torch.nn as nn
+from torch.nn.modules.module import _has_any_global_hook
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for a module's input or output."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody waits for a module's input, output or their gradients."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def any_module_hooked() -> bool:
+    """Whether somebody waits for every module's call, as torch's trackers of modules do."""
+    return _has_any_global_hook()
 
 
 def must_be_plain(x: torch.Tensor) -> bool:

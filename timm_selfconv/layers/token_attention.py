@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from timm.layers import use_fused_attn
 
-from .linear import Linear
+from .linear import apply_linear
 
 __all__ = ['TokenAttention']
 
@@ -37,11 +37,11 @@ class TokenAttention(nn.Module):
         self.num_heads = num_heads
         self.scale = dim ** -0.5
         self.fused_attn = use_fused_attn()
-        self.query = Linear(dim, num_heads * dim, bias=False, **dd)
-        self.key = Linear(dim, num_heads * dim, bias=False, **dd)
-        self.value = Linear(dim, num_heads * dim, bias=False, **dd)
+        self.query = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.key = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.value = nn.Linear(dim, num_heads * dim, bias=False, **dd)
         self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = Linear(num_heads * dim, dim, **dd)
+        self.proj = nn.Linear(num_heads * dim, dim, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,11 @@ class TokenAttention(nn.Module):
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
         """Keys of x, shape (B, N, dim): shape (B, heads, N, dim)."""
-        return self._heads(self.key(x))
+        if torch.jit.is_scripting():
+            x = self.key(x)
+        else:  # torchscript compiles what follows a return, but not an else
+            x = apply_linear(self.key, x)
+        return self._heads(x)
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attend from every token of x to all.
@@ -63,7 +67,11 @@ class TokenAttention(nn.Module):
         """
         if key is None:
             key = self.keys(x)
-        query, value = self._heads(self.query(x)), self._heads(self.value(x))
+        if torch.jit.is_scripting():
+            query, value = self.query(x), self.value(x)
+        else:
+            query, value = apply_linear(self.query, x), apply_linear(self.value, x)
+        query, value = self._heads(query), self._heads(value)
         if self.fused_attn:
             x = F.scaled_dot_product_attention(
                 query, key, value, dropout_p=self.attn_drop.p if self.training else 0.)
@@ -72,5 +80,9 @@ class TokenAttention(nn.Module):
             attn = attn.softmax(dim=-1)
             attn = self.attn_drop(attn)
             x = attn @ value
-        x = self.proj(x.transpose(1, 2).flatten(2))
+        x = x.transpose(1, 2).flatten(2)
+        if torch.jit.is_scripting():
+            x = self.proj(x)
+        else:
+            x = apply_linear(self.proj, x)
         return self.proj_drop(x)

@@ -20,7 +20,6 @@ from timm.models._input import get_model_input_config
 
 from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d, \
     gaussian_axis_scores
-from timm_selfconv.layers.linear import Linear
 from timm_selfconv.models import SelfAttentionNet
 from .adapters import plain_copy
 from .pruning import block_attentions
@@ -255,7 +254,7 @@ def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
 def module_types(model: nn.Module, name: str) -> Dict[str, type]:
     """Types of a part of a model and of all modules in it, by name."""
     modules = model.get_submodule(name).named_modules(prefix=name)
-    return {part: nn.Linear if isinstance(module, Linear) else type(module) for part, module in modules}
+    return {part: type(module) for part, module in modules}
 
 
 def copy_module(source: nn.Module, target: nn.Module, name: str) -> None:
