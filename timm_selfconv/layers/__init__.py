@@ -4,9 +4,7 @@
 - encodings: what its queries know about where a key lies: quadratic, learned and absolute encodings. axis_scores:
   their maths, an axis at a time.
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
-- separable: position-only attention as the product of row and column factors, forward and backward. shared_maps: by
-  explicit maps, which all images share.
-- windows: position-only attention that has no factors, on large grids: Gaussian heads in the key rows they look at.
+- kernels: how attention is computed, in groups, forward and backward.
 - token_attention: ``TokenAttention``, as vision transformers have it. mlp: ``Mlp``, timm's, that keeps less.
 - linear: linear maps and products of matrices, by the fastest kernel of a CPU.
 - onlookers: who looks on, so that what is faster but looks different must wait.
@@ -16,8 +14,8 @@ Nothing but torch and timm.layers is imported here.
 from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores, explicit_maps
 from .axis_scores import axis_offsets, gaussian_axis_scores, precision_matrices, relative_table, resample_table
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
+from .kernels import map_attention, separable_attention
 from .mlp import Mlp
 from .onlookers import hooked, must_be_plain
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
-from .separable import attend_in_groups, gather, separable_attention
 from .token_attention import TokenAttention

@@ -11,11 +11,12 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .axis_scores import at_least_float32
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, select_parameter
+from .kernels import map_attention, separable_attention
+from .kernels.maps import without_tiny
+from .kernels.operators import gather_by_factors, gather_by_maps
+from .kernels.windows import gaussian_windows
 from .linear import apply_linear
 from .onlookers import hooked, must_be_plain
-from .separable import axis_probs, gather, separable_attention
-from .shared_maps import gather_by_maps, map_attention, without_tiny
-from .windows import gaussian_windows
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
 
@@ -54,6 +55,16 @@ def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
     if encoding in ABSOLUTE and terms != ('content',):
         raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
     return terms
+
+
+@torch.fx.wrap
+@register_notrace_function
+def axis_probs(scores: torch.Tensor) -> torch.Tensor:
+    """Probabilities of keys along one axis, shape (heads, queries, keys).
+
+    A function, for who looks for whole maps in a graph looks for `softmax`.
+    """
+    return scores.softmax(dim=-1)
 
 
 @torch.fx.wrap
@@ -357,7 +368,7 @@ class SelfAttention2d(nn.Module):
         if not torch.jit.is_scripting():
             if self._plain_values():
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
-        return self._apply_values(gather(row_probs, col_probs, x).flatten(3))
+        return self._apply_values(gather_by_factors(row_probs, col_probs, x).flatten(3))
 
     def _through_fused(
             self,
@@ -390,7 +401,7 @@ class SelfAttention2d(nn.Module):
         attn = self.attn_drop(attn)
         if self.terms == ('position',):
             if not torch.jit.is_scripting():
-                if not must_be_plain(x) and self._plain_values():
+                if self._plain_values():
                     return map_attention(attn[0], x, self.value.weight, self.value.bias)
             gathered = gather_by_maps(attn[0], x)
         else:

@@ -15,14 +15,22 @@ def any_module_hooked() -> bool:
     return _has_any_global_hook()
 
 
-def must_be_plain(x: torch.Tensor) -> bool:
-    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform.
+def needs_operators(x: torch.Tensor) -> bool:
+    """Whether somebody looks on whom no operator of ours may meet: a tracer, an exporter, a functional transform.
 
     Ask this first: no condition may hang on what fx's stand-in for x has, its device or shape.
     """
+    if torch.compiler.is_compiling():
+        # older torches export what they compile and don't say so
+        return not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting()
     return (
-        torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
+
+
+def must_be_plain(x: torch.Tensor) -> bool:
+    """Whether somebody looks on to whom every operator must show: a tracer, a compiler, a functional transform."""
+    return torch.compiler.is_compiling() or needs_operators(x)
 
 
 def counted() -> bool:

@@ -18,7 +18,7 @@ import torch.nn as nn
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.linear import linear
 from timm_selfconv.layers.onlookers import traced
-from timm_selfconv.layers.separable import group_size, images_inside
+from timm_selfconv.layers.kernels.factors import group_size, images_inside
 
 __all__ = ['FusedAttention2d', 'fuse', 'low_rank']
 
@@ -160,7 +160,7 @@ def attend(
         step: int,
         plain: bool,
 ) -> torch.Tensor:
-    """What a layer makes of a group of images, which lie beside the channels as in `layers.separable`.
+    """What a layer makes of a group of images, which lie beside the channels as in `layers.kernels.factors`.
 
     Args:
         x: Input, shape (B, H, W, C).

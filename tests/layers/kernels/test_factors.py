@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from saved import saved_bytes
-from timm_selfconv.layers import SelfAttention2d, attend_in_groups, separable, separable_attention, shared_maps
+from timm_selfconv.layers import SelfAttention2d, kernels, separable_attention
+from timm_selfconv.layers.kernels import factors, maps
 
 
 def inputs(heads=3, batch=3, height=3, width=4, channels=5, out_channels=2, dtype=torch.float64, seed=0):
@@ -37,8 +38,8 @@ BUDGETS = {
 
 def choose(patch, by_maps, budget):
     """Go by factors or by whole maps, in groups of so many bytes."""
-    patch.setattr(separable, 'maps_are_faster', lambda x: by_maps)
-    patch.setattr(shared_maps if by_maps else separable, 'CPU_BYTES', budget)
+    patch.setattr(kernels, 'maps_are_faster', lambda x: by_maps)
+    patch.setattr(maps if by_maps else factors, 'CPU_BYTES', budget)
 
 
 @pytest.fixture(params=BUDGETS)
@@ -103,7 +104,7 @@ def test_inputs_of_any_layout(layout, budget):
     tensors = inputs()
     tensors[2] = tensors[2].permute(0, 3, 1, 2).contiguous(memory_format=layout).permute(0, 2, 3, 1)
     with torch.no_grad():
-        torch.testing.assert_close(attend_in_groups(*tensors), by_the_map(*tensors))
+        torch.testing.assert_close(factors.attend(*tensors), by_the_map(*tensors))
 
 
 def test_a_training_step_keeps_no_more_than_the_input():

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from timm_selfconv.layers import SelfAttention2d, attention
-from timm_selfconv.layers.windows import gaussian_windows
+from timm_selfconv.layers.kernels.windows import gaussian_windows
 
 
 def whole_map(center, spread, height, width):

@@ -3,8 +3,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from saved import saved_bytes
-from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention, shared_maps
-from timm_selfconv.layers.shared_maps import map_attention, maps_are_faster, maps_of_factors, without_tiny
+from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention
+from timm_selfconv.layers.kernels import map_attention, maps, maps_are_faster
+from timm_selfconv.layers.kernels.maps import maps_of_factors, without_tiny
 
 
 def inputs(heads=3, queries=4, batch=3, height=2, width=3, channels=5, out_channels=2, seed=0):
@@ -33,14 +34,14 @@ def head_by_head(maps, x, weight, bias):
 def test_groups_of_any_size_equal_each_head_by_itself(heads, queries, batch, height, width, budget):
     tensors = inputs(heads, queries, batch, height, width)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_maps, 'CPU_BYTES', budget)
+        patch.setattr(maps, 'CPU_BYTES', budget)
         torch.testing.assert_close(map_attention(*tensors), head_by_head(*tensors))
 
 
 @pytest.mark.parametrize('budget', [1, 1000, 2 ** 20])
 @pytest.mark.parametrize('frozen', [(), (0,), (1,), (2,), (3,), (0, 1), (1, 2), (0, 2)])
 def test_gradients_are_autograds_whichever_are_wanted(frozen, budget, monkeypatch):
-    monkeypatch.setattr(shared_maps, 'CPU_BYTES', budget)
+    monkeypatch.setattr(maps, 'CPU_BYTES', budget)
     tensors = inputs()
     for i in frozen:
         tensors[i].requires_grad_(False)

@@ -8,7 +8,7 @@ from typing import Iterator, Tuple
 
 import torch
 
-from .axis_scores import around_nearest, finite, precision_matrices
+from ..axis_scores import around_nearest, finite, precision_matrices
 
 __all__ = ['gaussian_windows']
 

@@ -10,66 +10,23 @@ walked through in groups of images (or, of large ones, of heads) that stay in th
 
 Images lie beside the channels, so that every product sees them as more of these and nothing is transposed in between.
 The backward pass is the same walk with transposed factors, and gathers again what the other gradients need. Where whole
-maps are faster (`shared_maps`), they take the place of their factors.
+maps are faster (`maps`), they take the place of their factors.
 """
 from math import prod
-from typing import Any, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 
-from timm.layers import register_notrace_function
+from ..linear import linear, weight_gradient
+from .kernel import Kernel
+from .maps import without_tiny
+from .operators import attend_by_factors
 
-from .linear import autocast_dtype, linear, weight_gradient
-from .onlookers import must_be_plain
-from .shared_maps import gradients_with_graph, map_attention, maps_are_faster, maps_of_factors, without_tiny
-
-__all__ = ['attend_in_groups', 'gather', 'separable_attention']
+__all__ = ['attend', 'by_factors', 'gradients', 'group_size', 'images_inside']
 
 # bytes of what the heads of a group hold: on a CPU a share of the cache, elsewhere of the memory
 CPU_BYTES = 8 * 2 ** 20
 DEVICE_BYTES = 2 ** 30
-
-
-@torch.fx.wrap
-@register_notrace_function
-def axis_probs(scores: torch.Tensor) -> torch.Tensor:
-    """Probabilities of keys along one axis, shape (heads, queries, keys).
-
-    A function, for who looks for whole maps in a graph looks for `softmax`.
-    """
-    return scores.softmax(dim=-1)
-
-
-@torch.fx.wrap
-@register_notrace_function
-def gather(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """What each head gathers, ``(R_h (x) C_h) x``.
-
-    ``softmax(a[k1] + b[k2])`` over all keys is ``softmax(a)[k1] softmax(b)[k2]`` when the keys fill a grid, borders
-    included, so an H x W layer costs O(HW (H + W)) where the dense map costs O((HW)^2).
-
-    Args:
-        row_probs: Probabilities of key rows, shape (heads, H, H), query before key.
-        col_probs: Probabilities of key columns, shape (heads, W, W).
-        x: Input, shape (B, H, W, C).
-
-    Returns:
-        Shape (B, H, W, heads, C), of x's dtype.
-    """
-    gathered = torch.einsum('hik,bklc->bhilc', row_probs.to(x.dtype), x)
-    return torch.einsum('hjl,bhilc->bijhc', col_probs.to(x.dtype), gathered)
-
-
-def plain_attention(
-        row_probs: torch.Tensor,
-        col_probs: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """:func:`separable_attention` operator by operator."""
-    return F.linear(gather(row_probs, col_probs, x).flatten(3), weight, bias)
 
 
 def group_size(x: torch.Tensor, heads: int, channels: int) -> Tuple[int, int]:
@@ -84,14 +41,14 @@ def images_inside(x: torch.Tensor) -> torch.Tensor:
     return x.permute(1, 2, 0, 3).reshape(x.shape[1] * x.shape[2], x.shape[0] * x.shape[3]).contiguous()
 
 
-def attend_in_groups(
+def attend(
         row_probs: torch.Tensor,
         col_probs: torch.Tensor,
         x: torch.Tensor,
         weight: torch.Tensor,
-        bias: Optional[torch.Tensor] = None,
+        bias: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """Attend with row and column probabilities group by group, out of autograd's sight; see `separable_attention`."""
+    """Attend with row and column probabilities group by group, out of autograd's sight; see `attend_by_factors`."""
     heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
     channels, out_channels = x.shape[3], weight.shape[0]
     images, step = group_size(x, heads, out_channels)
@@ -123,25 +80,27 @@ def attend_in_groups(
     return out
 
 
-def backward_in_groups(
+def gradients(
         grad: torch.Tensor,
-        needs: Tuple[bool, ...],
+        needs: Sequence[bool],
         row_probs: torch.Tensor,
         col_probs: torch.Tensor,
         x: torch.Tensor,
         weight: torch.Tensor,
-) -> Tuple[Optional[torch.Tensor], ...]:
-    """Gradients of :func:`attend_in_groups` with respect to its first four arguments, None where not needed.
+        bias: Optional[torch.Tensor],
+) -> List[torch.Tensor]:
+    """Gradients of :func:`attend`, nothing where not needed.
 
     Sums over groups are kept in float32 at least.
 
     Args:
         grad: Gradient of the result, shape (B, H, W, out_channels).
-        needs: Which of the four are needed.
-        row_probs: The first argument; the others follow.
+        needs: Which arguments of :func:`attend` need theirs.
+        row_probs: The first of these arguments; the others follow.
         col_probs: The second.
         x: The third.
         weight: The fourth.
+        bias: The fifth.
     """
     heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
     channels, out_channels = x.shape[3], weight.shape[0]
@@ -188,74 +147,24 @@ def backward_in_groups(
                 grad_cols[head:head + some] += grad_col.view(some, width, width)
             torch.baddbmm(total, factor.T.expand(height, -1, -1), by_row, beta=int(head > 0), out=total)
         grad_x[first:first + images] = total.view(height, width, -1, channels).permute(2, 0, 1, 3)
-    return (
-        grad_rows.to(row_probs.dtype) if needs[0] else None,
-        grad_cols.to(col_probs.dtype) if needs[1] else None,
-        grad_x if needs[2] else None,
-        grad_values.transpose(0, 1).flatten(1).to(weight.dtype) if needs[3] else None,
-    )
+    return [
+        grad_rows.to(row_probs.dtype) if needs[0] else x.new_empty(0),
+        grad_cols.to(col_probs.dtype) if needs[1] else x.new_empty(0),
+        grad_x if needs[2] else x.new_empty(0),
+        grad_values.transpose(0, 1).flatten(1).to(weight.dtype) if needs[3] else x.new_empty(0),
+        grad.sum((0, 1, 2)) if needs[4] else x.new_empty(0),
+    ]
 
 
-class SeparableAttention(torch.autograd.Function):
-    """:func:`separable_attention` in groups; it keeps its arguments alone for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> torch.Tensor:
-        ctx.save_for_backward(*args)
-        return attend_in_groups(*args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad, = grads
-        if torch.is_grad_enabled():  # who differentiates once more needs a graph of this
-            return gradients_with_graph(plain_attention, ctx, grad)
-        grad_bias = grad.sum((0, 1, 2)) if ctx.needs_input_grad[4] else None
-        return *backward_in_groups(grad, ctx.needs_input_grad, *ctx.saved_tensors[:4]), grad_bias
-
-
-def choose_groups(
+def empty(
         row_probs: torch.Tensor,
         col_probs: torch.Tensor,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """:func:`separable_attention` in groups, or by whole maps, where nobody looks on."""
-    if must_be_plain(x):
-        return plain_attention(row_probs, col_probs, x, weight, bias)
-    dtype = autocast_dtype(x)
-    x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if maps_are_faster(x):
-        return map_attention(maps_of_factors(row_probs, col_probs), x, weight, bias).unflatten(1, x.shape[1:3])
-    return SeparableAttention.apply(row_probs, col_probs, x, weight, bias)
+    """What :func:`attend` returns, without its numbers."""
+    return x.new_empty(*x.shape[:3], weight.shape[0])
 
 
-@torch.fx.wrap
-@register_notrace_function
-def separable_attention(
-        row_probs: torch.Tensor,
-        col_probs: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """Attend with the product of row and column probabilities: ``sum_h (R_h (x) C_h) x W_h + bias``.
-
-    What all heads gather is never held, and (H W) x (H W) maps only where they are faster. Under autocast it computes
-    in autocast's dtype, as a linear map does. Tracers, compilers and functional transforms see it operator by operator.
-
-    Args:
-        row_probs: Probabilities of key rows, the same for all columns and images, shape (heads, H, H), query before
-            key.
-        col_probs: Probabilities of key columns, shape (heads, W, W).
-        x: Input, shape (B, H, W, C).
-        weight: Value weights of all heads, shape (out_channels, heads C).
-        bias: Shape (out_channels,), or None.
-
-    Returns:
-        Shape (B, H, W, out_channels).
-    """
-    if torch.jit.is_scripting():
-        return plain_attention(row_probs, col_probs, x, weight, bias)
-    else:  # torchscript compiles what follows a return, but not an else
-        return choose_groups(row_probs, col_probs, x, weight, bias)
+by_factors = Kernel('factors', attend, gradients, attend_by_factors, empty)

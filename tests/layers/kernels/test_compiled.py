@@ -1,0 +1,55 @@
+"""Compiled layers keep the kernels, and what these keep for the backward pass."""
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from saved import saved_bytes
+from timm_selfconv.layers import TERMS, Mlp, SelfAttention2d, TokenAttention
+
+LAYERS = {
+    'factors': lambda: SelfAttention2d(16, 9, encoding='learned', grid_size=(8, 8)),
+    'maps': lambda: SelfAttention2d(16, 9, encoding='quadratic_gen'),
+    'content': lambda: SelfAttention2d(16, 3, ('content', 'content_position'), 'learned', grid_size=(8, 8)),
+    'all terms': lambda: SelfAttention2d(16, 3, TERMS),
+    'tokens': lambda: TokenAttention(16, 3),
+    'mlp': lambda: Mlp(16, 64),
+}
+
+
+def compiled(layer):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend('aot_eager')
+    return torch.compile(layer, backend=counter, fullgraph=True), counter
+
+
+def images(layer, batch):
+    shape = (batch, 64, 16) if isinstance(layer, TokenAttention) else (batch, 8, 8, 16)
+    return torch.randn(shape, requires_grad=True)
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    torch.manual_seed(0)
+    return LAYERS[request.param]()
+
+
+def test_a_step_gives_and_keeps_what_it_does_uncompiled(layer):
+    x = images(layer, 8)
+    call, _ = compiled(layer)
+    kept, out = saved_bytes(call, x)
+    expected_kept, expected = saved_bytes(layer, x)
+    torch.testing.assert_close(out, expected)
+    wanted = [x, *layer.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad(out.square().sum(), wanted), torch.autograd.grad(expected.square().sum(), wanted))
+    assert kept <= 1.2 * expected_kept
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_two_batch_sizes_take_one_more_compilation(layer, training):
+    call, counter = compiled(layer.train(training))
+    with torch.set_grad_enabled(training):
+        for batch in (4, 6, 4, 5):
+            x = images(layer, batch)
+            torch.testing.assert_close(call(x), layer(x))
+    assert 1 <= counter.frame_count <= 2

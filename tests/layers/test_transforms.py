@@ -1,0 +1,92 @@
+"""torch's functional transforms of every attention layer, against loops of plain calls."""
+import copy
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.functional import hessian, jacobian
+
+from timm_selfconv.layers import SelfAttention2d, TokenAttention
+
+LAYERS = {
+    'factors': lambda: SelfAttention2d(4, 2, encoding='learned', grid_size=(2, 3)),
+    'maps': lambda: SelfAttention2d(4, 2, encoding='quadratic_gen'),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    torch.manual_seed(0)
+    return LAYERS[request.param]().double()
+
+
+@pytest.fixture
+def x(layer):
+    shape = (2, 6, 4) if isinstance(layer, TokenAttention) else (2, 2, 3, 4)
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_batches_of_gradients(layer, x):
+    out, wanted = layer(x), [x, *layer.parameters()]
+    grads = torch.randn(3, *out.shape, dtype=torch.float64)
+    batched = torch.autograd.grad(out, wanted, grads, is_grads_batched=True, retain_graph=True)
+    single = [torch.autograd.grad(out, wanted, grad, retain_graph=True) for grad in grads]
+    torch.testing.assert_close(batched, tuple(map(torch.stack, zip(*single))))
+
+
+def test_jacobian_and_hessian(layer, x):
+    x = x.detach()[:1]
+    torch.testing.assert_close(jacobian(layer, x, vectorize=True), jacobian(layer, x))
+    torch.testing.assert_close(
+        jacobian(layer, x, vectorize=True, strategy='forward-mode'), jacobian(layer, x))
+
+    def scalar(x):
+        return layer(x).square().sum()
+
+    torch.testing.assert_close(hessian(scalar, x, vectorize=True), hessian(scalar, x))
+
+
+def test_forward_mode(layer, x):
+    tangent = torch.randn_like(x)
+    expected = torch.einsum('...jklm,jklm->...', jacobian(layer, x.detach()), tangent) if x.dim() == 4 else (
+        torch.einsum('...jkl,jkl->...', jacobian(layer, x.detach()), tangent))
+    _, found = torch.func.jvp(layer, (x,), (tangent,))
+    torch.testing.assert_close(found, expected)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))).tangent
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_image_by_image(layer, x):
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters, image):
+        return torch.func.functional_call(layer, parameters, (image[None],)).square().sum()
+
+    found = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for i, image in enumerate(x):
+        expected = torch.autograd.grad(loss(parameters, image), list(parameters.values()))
+        torch.testing.assert_close([g[i] for g in found.values()], list(expected))
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_an_ensemble_of_stacked_layers(layer, x, training):
+    layers = [copy.deepcopy(layer).train(training) for _ in range(3)]
+    with torch.no_grad():
+        for i, member in enumerate(layers):
+            for p in member.parameters():
+                p.mul_(1 + 0.1 * i)
+    parameters, buffers = torch.func.stack_module_state(layers)
+    base = copy.deepcopy(layers[0]).to('meta')
+
+    def call(parameters, buffers, x):
+        return torch.func.functional_call(base, (parameters, buffers), (x,))
+
+    out = torch.vmap(call, (0, 0, None))(parameters, buffers, x)
+    expected = torch.stack([member(x) for member in layers])
+    torch.testing.assert_close(out, expected)
+    grads = torch.autograd.grad(out.square().sum(), list(parameters.values()))
+    wanted = torch.autograd.grad(expected.square().sum(), [p for m in layers for p in m.parameters()])
+    per_layer = len(grads)
+    for i, grad in enumerate(grads):
+        torch.testing.assert_close(grad, torch.stack(wanted[i::per_layer]))
