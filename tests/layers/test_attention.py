@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from timm_selfconv.layers import RELATIVE, SelfAttention2d, TERMS, attention, explicit_maps
+from timm_selfconv.layers import RELATIVE, SelfAttention2d, TERMS, attention, explicit_maps, kernels
 
 SUBSETS = [s for n in range(1, 5) for s in itertools.combinations(TERMS, n)]
 
@@ -222,7 +222,8 @@ def test_far_and_sharp_heads_in_float32(center, spread, terms):
 @pytest.mark.parametrize('dtype,tolerance', [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
 @pytest.mark.parametrize('fused', [True, False])
 def test_content_and_far_centres_in_half_precision(center, dtype, tolerance, fused, monkeypatch):
-    monkeypatch.setattr(attention, 'half_on_cpu', lambda parameter: not fused)
+    if fused:
+        monkeypatch.setattr(kernels, 'by_keys', kernels.fused_attention)
     torch.manual_seed(0)
     attn = SelfAttention2d(32, 3, ('content', 'position')).eval()
     with torch.no_grad():

@@ -6,11 +6,15 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, jacobian
 
-from timm_selfconv.layers import SelfAttention2d, TokenAttention
+from timm_selfconv.layers import TERMS, SelfAttention2d, TokenAttention
 
 LAYERS = {
     'factors': lambda: SelfAttention2d(4, 2, encoding='learned', grid_size=(2, 3)),
     'maps': lambda: SelfAttention2d(4, 2, encoding='quadratic_gen'),
+    'content': lambda: SelfAttention2d(4, 2, ('content', 'content_position'), 'learned', grid_size=(2, 3)),
+    'all terms': lambda: SelfAttention2d(4, 2, TERMS, 'quadratic_gen'),
+    'absolute': lambda: SelfAttention2d(4, 2, ('content',), 'sinusoid'),
+    'tokens': lambda: TokenAttention(4, 2),
 }
 
 

@@ -14,7 +14,7 @@ Nothing but torch and timm.layers is imported here.
 from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores, explicit_maps
 from .axis_scores import axis_offsets, gaussian_axis_scores, precision_matrices, relative_table, resample_table
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
-from .kernels import map_attention, separable_attention
+from .kernels import key_attention, map_attention, separable_attention
 from .mlp import Mlp
 from .onlookers import hooked, must_be_plain
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d

@@ -11,12 +11,12 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .axis_scores import at_least_float32
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, select_parameter
-from .kernels import map_attention, separable_attention
+from .kernels import key_attention, map_attention, separable_attention
 from .kernels.maps import without_tiny
 from .kernels.operators import gather_by_factors, gather_by_maps
 from .kernels.windows import gaussian_windows
 from .linear import apply_linear
-from .onlookers import hooked, must_be_plain
+from .onlookers import hooked, must_be_plain, needs_operators
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
 
@@ -67,6 +67,11 @@ def axis_probs(scores: torch.Tensor) -> torch.Tensor:
     return scores.softmax(dim=-1)
 
 
+def from_largest(scores: torch.Tensor) -> torch.Tensor:
+    """Scores of an axis without each query's largest: of one, it would swallow the other's, and half precision both."""
+    return scores - scores.detach().amax(-1, keepdim=True)
+
+
 @torch.fx.wrap
 @register_notrace_function
 def dense_scores(rows: torch.Tensor, cols: torch.Tensor, cross: Optional[torch.Tensor]) -> torch.Tensor:
@@ -80,37 +85,12 @@ def dense_scores(rows: torch.Tensor, cols: torch.Tensor, cross: Optional[torch.T
     Returns:
         Scores up to a constant per query, the largest of which is 0, shape (B, heads, Q W, H W).
     """
-    # maxima first, an axis at a time: large scores of one would swallow the other's, and half precision both
-    rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
+    rows, cols = from_largest(rows), from_largest(cols)
     scores = rows[..., :, None] + cols[..., None, :]
     if cross is not None:
         scores = scores + cross
         scores = scores - scores.detach().amax((-2, -1), keepdim=True)
     return scores.flatten(4).flatten(2, 3)
-
-
-@torch.fx.wrap
-@register_notrace_function
-def scaled_dot_product_attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        bias: Optional[torch.Tensor],
-        dropout_p: float,
-) -> torch.Tensor:
-    """torch's fused attention in the query's dtype; shapes (B, heads, H W, dim), bias (B or 1, heads, H W, H W)."""
-    if bias is not None:
-        bias = bias.to(query.dtype)
-    return F.scaled_dot_product_attention(query, key, value.to(query.dtype), attn_mask=bias, dropout_p=dropout_p)
-
-
-def half_on_cpu(parameter: torch.Tensor) -> bool:
-    """Whether products with a parameter run in half precision on a CPU, autocast included."""
-    if parameter.device.type != 'cpu':
-        return False
-    autocast = torch.is_autocast_enabled('cpu') and parameter.dtype != torch.float64
-    dtype = torch.get_autocast_dtype('cpu') if autocast else parameter.dtype
-    return dtype == torch.bfloat16 or dtype == torch.float16
 
 
 def rows_at_once(x: torch.Tensor, maps: int) -> int:
@@ -134,7 +114,7 @@ class SelfAttention2d(nn.Module):
     as many channels as the layer: the paper's theorem gives min(D_h, D_out) output channels.
 
     Position-only attention with a separable encoding runs through its row and column factors; attention with content
-    through ``scaled_dot_product_attention``. Both give way to an explicit map, softmax then ``attn_drop``, where that
+    without a tensor of all scores. Both give way to an explicit map, softmax then ``attn_drop``, where that
     is asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities that have factors alone.
     """
     fused_attn: bool
@@ -244,14 +224,16 @@ class SelfAttention2d(nn.Module):
             key = apply_linear(self.key, x)
         return key.view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
-    def query_key_bias(
+    def score_parts(
             self,
             x: torch.Tensor,
             key: Optional[torch.Tensor] = None,
             first: int = 0,
             last: Optional[int] = None,
-    ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]]:
-        """The scores' parts: ``scores = query key' / sqrt(D) + bias``, up to a constant per query.
+    ) -> Tuple[
+            Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor],
+            Optional[torch.Tensor]]:
+        """The scores' parts, ``query key' + rows + cols + cross`` up to a constant per query.
 
         Args:
             x: Input, shape (B, H, W, dim).
@@ -260,9 +242,8 @@ class SelfAttention2d(nn.Module):
             last: The row after their last; all H by default. There are Q of them.
 
         Returns:
-            Queries with ``u`` added, shape (B, heads, Q W, dim), and keys, (B, heads, H W, dim), or None without
-            content and key bias; the scores of the terms that know offsets, the largest of each query 0, shape (B or 1,
-            heads, Q W, H W), or None without them.
+            Queries over sqrt(D) with ``u`` added, shape (B, heads, Q, W, dim), and keys, (B, heads, H W, dim), or None
+            without content and key bias; scores of the terms that know offsets, as encodings give them, or None.
         """
         batch, height, width, dim = x.shape
         if self.key is not None and key is None:
@@ -271,26 +252,45 @@ class SelfAttention2d(nn.Module):
             x = self.encoding(x)
         x = x[:, first:last]
         query: Optional[torch.Tensor] = None
-        bias: Optional[torch.Tensor] = None
+        rows: Optional[torch.Tensor] = None
+        cols: Optional[torch.Tensor] = None
+        cross: Optional[torch.Tensor] = None
         if self.query is not None:
             if torch.jit.is_scripting():
                 query = self.query(x)
             else:
                 query = apply_linear(self.query, x)
-            query = query.view(batch, x.shape[1], width, self.num_heads, dim).permute(0, 3, 1, 2, 4)
+            query = query.view(batch, x.shape[1], width, self.num_heads, dim).permute(0, 3, 1, 2, 4) * self.scale
         if self.relative:
-            rows, cols, cross = self.encoding(
-                None if query is None else query * self.scale, height, width, first, last)
-            bias = dense_scores(rows, cols, cross)
+            rows, cols, cross = self.encoding(query, height, width, first, last)
         if self.key is not None:
             assert key is not None
-            if 'content' in self.terms and query is not None:
-                query = query.flatten(2, 3)
-                if self.key_bias is not None:
-                    query = query + self.key_bias[:, None].to(query.dtype)
-            else:
-                assert self.key_bias is not None
-                query = self.key_bias[:, None].to(key.dtype).expand(batch, -1, x.shape[1] * width, -1)
+            if self.key_bias is not None:
+                key_bias = self.key_bias[:, None, None].to(key.dtype) * self.scale
+                if 'content' in self.terms and query is not None:
+                    query = query + key_bias
+                else:
+                    query = key_bias.expand(batch, -1, x.shape[1], width, -1)
+        else:
+            query = None
+        return query, key, rows, cols, cross
+
+    def query_key_bias(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor] = None,
+            first: int = 0,
+            last: Optional[int] = None,
+    ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor]]:
+        """The scores as ``query key' + bias``, up to a constant per query.
+
+        Arguments, queries and keys are those of :meth:`score_parts`; the bias has the largest score of each query 0 and
+        shape (B or 1, heads, Q W, H W).
+        """
+        query, key, rows, cols, cross = self.score_parts(x, key, first, last)
+        bias: Optional[torch.Tensor] = None
+        if rows is not None and cols is not None:
+            bias = dense_scores(rows, cols, cross)
         return query, key, bias
 
     def scores(
@@ -302,12 +302,11 @@ class SelfAttention2d(nn.Module):
     ) -> torch.Tensor:
         """Scores A of equation (8) up to a constant per query: shape (B or 1, heads, Q W, H W), query before key.
 
-        Arguments are those of :meth:`query_key_bias`.
+        Arguments are those of :meth:`score_parts`.
         """
         query, key, bias = self.query_key_bias(x, key, first, last)
-        if self.key is not None:
-            assert query is not None and key is not None
-            content = at_least_float32((query * self.scale) @ key.transpose(-2, -1))
+        if query is not None and key is not None:
+            content = at_least_float32(query.flatten(2, 3) @ key.transpose(-2, -1))
             return content if bias is None else content + bias
         assert bias is not None
         return bias
@@ -329,24 +328,30 @@ class SelfAttention2d(nn.Module):
         return probs.expand(batch, -1, -1, -1, -1, -1)
 
     def _choose_path(self, x: torch.Tensor) -> Tuple[str, int]:
-        """How x goes through: by 'factors', 'fused' attention, 'windows' or a 'map', and rows of queries at once.
+        """How x goes through: by 'factors', 'keys', 'windows' or a 'map', and rows of queries at once (0: all).
 
         Whole maps are for who asks: by timm's switch, :func:`explicit_maps` or a hook on ``attn_drop``. Factors have no
-        probabilities to drop. In half precision on a CPU explicit maps are faster than torch's fused attention.
+        probabilities to drop, nor have keys on a CPU.
         """
-        explicit, half, rows = not self.fused_attn, False, 0
-        if not torch.jit.is_scripting():
+        if torch.jit.is_scripting():
+            return ('factors' if self.separable and self.fused_attn and not self._drops() else 'map'), 0
+        else:  # torchscript compiles what follows a return, but not an else
             # who hooks this dropout wants to see the map, but not who hooks all modules, as profilers do
-            explicit = explicit or _explicit.get() or (hooked(self.attn_drop) and not hooked(self.proj_drop))
-            half = half_on_cpu(next(self.value.parameters(), x))
-            rows = rows_at_once(x, self.num_heads * (1 if self.terms == ('position',) else x.shape[0]))
-        if explicit:
-            return 'map', 0
-        if self.separable and (self.attn_drop.p == 0. or not self.training):
-            return 'factors', 0
-        if rows > 0 and self.terms == ('position',) and not self.separable:
-            return 'windows', rows
-        return ('map' if half or self.key is None else 'fused'), rows
+            if not self.fused_attn or _explicit.get() or (hooked(self.attn_drop) and not hooked(self.proj_drop)):
+                return 'map', 0
+            if self.separable and not self._drops():
+                return 'factors', 0
+            if self.key is None:
+                rows = rows_at_once(x, self.num_heads * (1 if self.terms == ('position',) else x.shape[0]))
+                return ('windows' if rows > 0 and self.terms == ('position',) and not self.separable else 'map'), rows
+            rows = rows_at_once(x, self.num_heads * x.shape[0])
+            coupled = self.relative and getattr(self.encoding, 'full', False)
+            dropped = self._drops() and (needs_operators(x) or x.device.type == 'cpu')
+            return ('map' if coupled or dropped else 'keys'), rows
+
+    def _drops(self) -> bool:
+        """Whether probabilities are dropped."""
+        return self.training and self.attn_drop.p > 0.
 
     @torch.jit.unused
     def _plain_values(self) -> bool:
@@ -370,23 +375,21 @@ class SelfAttention2d(nn.Module):
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self._apply_values(gather_by_factors(row_probs, col_probs, x).flatten(3))
 
-    def _through_fused(
+    @torch.jit.unused
+    def _through_keys(
             self,
             x: torch.Tensor,
             key: Optional[torch.Tensor],
             first: int,
             last: Optional[int],
     ) -> torch.Tensor:
-        """What each head gathers for these rows of queries in torch's fused attention, shape (B, Q W, heads, dim)."""
-        query, key, bias = self.query_key_bias(x, key, first, last)
+        """What each head gathers for these rows of queries without a tensor of scores, shape (B, Q W, heads, dim)."""
+        query, key, rows, cols, _ = self.score_parts(x, key, first, last)
         assert query is not None and key is not None
-        value = x.flatten(1, 2)[:, None].expand(-1, self.num_heads, -1, -1)
-        drop = self.attn_drop.p if self.training else 0.
-        gathered = scaled_dot_product_attention(query, key, value, bias, drop).transpose(1, 2)
-        if not torch.jit.is_scripting():
-            if must_be_plain(x):  # what follows must not rest on this kernel's strides: an exporter chooses another
-                gathered = gathered.clone(memory_format=torch.contiguous_format)
-        return gathered
+        if rows is not None and cols is not None:
+            rows, cols = from_largest(rows), from_largest(cols)
+        value = x.flatten(1, 2)[:, None]
+        return key_attention(query, key, value, rows, cols, self.attn_drop.p if self.training else 0.)
 
     def _through_map(
             self,
@@ -424,8 +427,8 @@ class SelfAttention2d(nn.Module):
             last: Optional[int],
     ) -> torch.Tensor:
         """Values of what these rows of queries gather, shape (B, Q, W, dim)."""
-        if path == 'fused':
-            values = self._apply_values(self._through_fused(x, key, first, last).flatten(2))
+        if path == 'keys':
+            values = self._apply_values(self._through_keys(x, key, first, last).flatten(2))
         elif path == 'windows' and last is not None:
             values = self._apply_values(self._through_windows(x, first, last).flatten(2))
         else:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from timm.layers import use_fused_attn
 
+from .kernels import key_attention
 from .linear import apply_linear
 
 __all__ = ['TokenAttention']
@@ -72,15 +73,18 @@ class TokenAttention(nn.Module):
         else:
             query, value = apply_linear(self.query, x), apply_linear(self.value, x)
         query, value = self._heads(query), self._heads(value)
+        drop = self.attn_drop.p if self.training else 0.
         if self.fused_attn:
-            x = F.scaled_dot_product_attention(
-                query, key, value, dropout_p=self.attn_drop.p if self.training else 0.)
+            if torch.jit.is_scripting() or drop > 0.:
+                x = F.scaled_dot_product_attention(query, key, value, dropout_p=drop).transpose(1, 2)
+            else:
+                x = key_attention((query * self.scale).unsqueeze(3), key, value, None, None)
         else:
             attn = (query * self.scale) @ key.transpose(-2, -1)
             attn = attn.softmax(dim=-1)
             attn = self.attn_drop(attn)
-            x = attn @ value
-        x = x.transpose(1, 2).flatten(2)
+            x = (attn @ value).transpose(1, 2)
+        x = x.flatten(2)
         if torch.jit.is_scripting():
             x = self.proj(x)
         else:

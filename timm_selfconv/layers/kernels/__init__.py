@@ -2,6 +2,7 @@
 
 - operators: the definition.
 - factors: position-only attention as the product of row and column factors. maps: by maps that all images share.
+- content: attention to keys, without a tensor of all scores.
 - windows: position-only attention that has no factors, on large grids: Gaussian heads in the key rows they look at.
 - kernel: ``Kernel``, what makes an operator with gradients of a function in groups.
 """
@@ -13,11 +14,12 @@ from timm.layers import register_notrace_function
 
 from ..linear import autocast_dtype
 from ..onlookers import needs_operators
+from .content import by_keys, fused_attention
 from .factors import by_factors
 from .maps import by_maps, maps_of_factors
-from .operators import attend_by_factors, attend_by_maps
+from .operators import attend_by_factors, attend_by_maps, attend_to_keys
 
-__all__ = ['map_attention', 'maps_are_faster', 'separable_attention']
+__all__ = ['key_attention', 'map_attention', 'maps_are_faster', 'separable_attention']
 
 
 @torch.compiler.assume_constant_result
@@ -106,3 +108,34 @@ def map_attention(
         return attend_by_maps(probs, x, weight, bias)
     dtype = autocast_dtype(x)
     return by_maps(probs, x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+@torch.fx.wrap
+@register_notrace_function
+def key_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: Optional[torch.Tensor],
+        cols: Optional[torch.Tensor],
+        dropout_p: float = 0.,
+) -> torch.Tensor:
+    """Values gathered by the softmax of content, row and column scores, of which no tensor is kept.
+
+    Args:
+        query: Scaled queries of Q rows of pixels, shape (B, heads, Q, W, dim).
+        key: Keys, shape (B, heads, N, dim).
+        value: Values, shape (B, heads or 1, N, channels); they take the queries' dtype.
+        rows: Row scores, shape (B or 1, heads, Q, W or 1, H), N = H W, the largest of each query 0; or None.
+        cols: Column scores, shape (B or 1, heads, Q or 1, W, W), with row scores.
+        dropout_p: Rate at which probabilities are dropped, where the device's kernels can.
+
+    Returns:
+        Shape (B, Q W, heads, channels).
+    """
+    value = value.to(query.dtype)
+    if needs_operators(query):
+        return attend_to_keys(query, key, value, rows, cols)
+    if query.device.type == 'cpu':
+        return by_keys(query, key, value, rows, cols)
+    return fused_attention(query, key, value, rows, cols, dropout_p)

@@ -14,6 +14,7 @@ def gradients_of_operators(
     """Gradients of a function of tensors by autograd, where needed: to be differentiated or mapped once more."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
+        inputs = [None if t is None else t.view_as(t) for t in inputs]  # of which none comes from another
         wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
         found = iter(torch.autograd.grad(operators(*inputs), wanted, grad, create_graph=create_graph))
     return tuple(next(found) if need else None for need in needs)
