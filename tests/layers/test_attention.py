@@ -6,9 +6,11 @@ import threading
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from held import PeakBytes
 from timm_selfconv.layers import RELATIVE, SelfAttention2d, TERMS, attention, explicit_maps, kernels
 
 SUBSETS = [s for n in range(1, 5) for s in itertools.combinations(TERMS, n)]
@@ -301,3 +303,27 @@ def test_all_parameters_get_gradients(encoding, terms):
     attn(torch.randn(2, 3, 3, 4)).sum().backward()
     missing = [n for n, p in attn.named_parameters() if p.grad is None]
     assert not missing
+
+
+@pytest.mark.parametrize('encoding,terms', [
+    ('quadratic', ('position',)), ('quadratic_gen', ('position',)), ('learned', ('content', 'content_position'))])
+def test_images_of_224_pixels_on_a_device(encoding, terms):
+    """Nothing is read back, and of scores little is held by any kernel; the nets' channels, one layer, one image."""
+    with FakeTensorMode():
+        attn = SelfAttention2d(400, 9, terms, encoding, grid_size=(112, 112), device='cuda').eval()
+        x = torch.randn(1, 112, 112, 400, device='cuda')
+        with PeakBytes() as memory, torch.no_grad():
+            out = attn(x)
+    assert out.device.type == 'cuda' and out.shape == x.shape
+    assert memory.peak < 1.5 * 2 ** 30
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('encoding,terms', CASES, ids=lambda v: v if isinstance(v, str) else '+'.join(v))
+def test_everything_is_where_the_layer_is(encoding, terms, training):
+    with FakeTensorMode():
+        attn = SelfAttention2d(8, 2, terms, encoding, grid_size=(4, 6), device='cuda').train(training)
+        x = torch.randn(2, 4, 6, 8, device='cuda', requires_grad=training)
+        with torch.set_grad_enabled(training):
+            out = attn(x)
+        assert out.device == x.device and out.shape == x.shape and out.requires_grad == training

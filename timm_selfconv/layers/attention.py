@@ -5,7 +5,6 @@ from typing import Any, Final, Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
@@ -16,7 +15,7 @@ from .kernels.maps import without_tiny
 from .kernels.operators import gather_by_factors, gather_by_maps
 from .kernels.windows import gaussian_windows
 from .linear import apply_linear
-from .onlookers import hooked, must_be_plain, needs_operators
+from .onlookers import counted, hooked, must_be_plain, needs_operators
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
 
@@ -26,7 +25,7 @@ ABSOLUTE = ('sinusoid', 'absolute')
 ENCODINGS = RELATIVE + ABSOLUTE
 # bytes of scores of all heads that are held at once, where nothing asks for whole maps
 CPU_MAP_BYTES = 2 ** 27
-DEVICE_MAP_BYTES = 2 ** 31
+DEVICE_MAP_BYTES = 2 ** 28
 
 _explicit = ContextVar('explicit_maps', default=False)
 
@@ -343,7 +342,9 @@ class SelfAttention2d(nn.Module):
                 return 'factors', 0
             if self.key is None:
                 rows = rows_at_once(x, self.num_heads * (1 if self.terms == ('position',) else x.shape[0]))
-                return ('windows' if rows > 0 and self.terms == ('position',) and not self.separable else 'map'), rows
+                # windows rest on numbers: read back from a device they would cost more than they save
+                known = rows > 0 and x.device.type == 'cpu' and not counted()
+                return ('windows' if known and self.terms == ('position',) and not self.separable else 'map'), rows
             rows = rows_at_once(x, self.num_heads * x.shape[0])
             coupled = self.relative and getattr(self.encoding, 'full', False)
             dropped = self._drops() and (needs_operators(x) or x.device.type == 'cpu')

@@ -34,7 +34,7 @@ def must_be_plain(x: torch.Tensor) -> bool:
 
 
 def counted() -> bool:
-    """Whether every operator is reported, as to torch's counter of FLOPs."""
+    """Whether every operator is reported, as to torch's counter of FLOPs, or computes nothing, as of fake tensors."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
