@@ -327,3 +327,26 @@ def test_everything_is_where_the_layer_is(encoding, terms, training):
         with torch.set_grad_enabled(training):
             out = attn(x)
         assert out.device == x.device and out.shape == x.shape and out.requires_grad == training
+
+
+PATHS = [
+    ('quadratic', ('position',)), ('quadratic_gen', ('position',)), ('learned', ('content', 'content_position')),
+    ('sinusoid', ('content',))]
+
+
+@pytest.mark.parametrize('grad', [True, False])
+@pytest.mark.parametrize('explicit', [True, False])
+@pytest.mark.parametrize('encoding,terms', PATHS)
+def test_inputs_that_do_not_fit_are_named(encoding, terms, explicit, grad):
+    attn = SelfAttention2d(8, 2, terms, encoding, grid_size=(4, 4)).requires_grad_(grad)
+    attn.fused_attn = not explicit
+    for shape in ((2, 8, 4, 4), (4, 4, 8), (2, 4, 4, 7), (2, 0, 4, 8), (2, 16, 8)):
+        with pytest.raises(ValueError, match=rf'x of shape \[{", ".join(map(str, shape))}\]: needs shape \(B, H, W, 8\)'):
+            attn(torch.randn(shape))
+    for dtype in (torch.bfloat16, torch.float64, torch.int64):
+        with pytest.raises(TypeError, match=f"x of dtype {dtype}: needs the layer's"):
+            attn(torch.ones(2, 4, 4, 8, dtype=dtype))
+    with torch.autocast('cpu', torch.bfloat16):
+        assert attn(torch.randn(2, 4, 4, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    with pytest.raises(TypeError, match='x of dtype'):
+        attn.bfloat16()(torch.randn(2, 4, 4, 8))

@@ -14,7 +14,7 @@ from .kernels import key_attention, map_attention, separable_attention
 from .kernels.maps import without_tiny
 from .kernels.operators import gather_by_factors, gather_by_maps
 from .kernels.windows import gaussian_windows
-from .linear import apply_linear
+from .linear import apply_linear, autocast_dtype
 from .onlookers import counted, hooked, must_be_plain, needs_operators
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
@@ -54,6 +54,24 @@ def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
     if encoding in ABSOLUTE and terms != ('content',):
         raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
     return terms
+
+
+@torch.fx.wrap
+@register_notrace_function
+def check_grid(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return x, or raise a ValueError if it is no grid of pixels with so many channels, channels last."""
+    if x.dim() != 4 or x.shape[3] != dim or x.shape[1] == 0 or x.shape[2] == 0:
+        raise ValueError(f'x of shape {list(x.shape)}: needs shape (B, H, W, {dim}), H and W of at least 1')
+    return x
+
+
+@torch.fx.wrap
+@register_notrace_function
+def check_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return x, or raise a TypeError if it has another dtype than a layer's weight, autocast aside."""
+    if not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight):
+        raise TypeError(f"x of dtype {x.dtype}: needs the layer's, {weight.dtype}")
+    return x
 
 
 @torch.fx.wrap
@@ -437,7 +455,16 @@ class SelfAttention2d(nn.Module):
         return values.unflatten(1, [-1, x.shape[2]])
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim)."""
+        """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim).
+
+        Raises:
+            ValueError: If x has another shape.
+            TypeError: If x has another dtype than the layer's weights.
+        """
+        x = check_grid(x, self.dim)
+        if not torch.jit.is_scripting():
+            if type(self.value) is nn.Linear:
+                x = check_dtype(x, self.value.weight)
         path, rows = self._choose_path(x)
         if self.separable and path == 'factors':
             x = self._through_factors(x)
