@@ -6,11 +6,12 @@ import pytest
 import timm
 import torch
 import torch.nn as nn
+from timm.utils import ModelEmaV3, reparameterize_model
 
 from timm_selfconv import fuse
 from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers.kernels.low_rank import low_rank, work_out
 from timm_selfconv.theory import conv_to_attention, include, prune_heads, reparameterizable
-from timm_selfconv.theory.fusing import FusedAttention2d, low_rank
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
 TOLERANCES = (1e-6, 1e-4, 1e-2, 0.3)
@@ -48,8 +49,6 @@ def test_logits_are_the_nets(name, kwargs, images):
     fused = fuse(model)
     assert_same(fused, model, x)
     assert_same(fuse(model, 1e-6), model, x)
-    assert sum(isinstance(m, FusedAttention2d) for m in fused.modules()) == sum(
-        m.separable for m in model.modules() if isinstance(m, SelfAttention2d))
     assert all(isinstance(m.proj, nn.Identity) for m in fused.modules() if isinstance(m, SelfAttention2d))
     assert not any(p.requires_grad for p in fused.parameters()) and all(p.requires_grad for p in model.parameters())
     for key, value in model.state_dict().items():
@@ -71,20 +70,22 @@ def test_the_smallest_rank_within_a_tolerance(rank, images):
 def test_a_tolerance_bounds_every_map(tolerance, images):
     """Operator norm and largest entry of the dense maps' errors, and the layer's output, all in float64."""
     attn = small('sa_quadratic_cifar', depth=1, embed_dim=64).blocks[0].attn.double()
-    fused = FusedAttention2d(copy.deepcopy(attn), tolerance)
+    fused = attn.fuse(tolerance)
     x = images(1, 12, 10, 64).double()
     with torch.no_grad():
         out, expected = fused(x), attn(x)
         maps = attn.attention_probs(x)[0].flatten(3).flatten(1, 2)
+        rows, cols, _ = attn.encoding(None, 12, 10)
+        heads = work_out(rows[0, :, :, 0].softmax(-1), cols[0, :, 0].softmax(-1), tolerance, 64, torch.float64)
     bound, low, lost = 0., 0, 0.
-    for i, (head, dense) in enumerate(zip(fused._heads[12, 10, torch.float64], maps)):
+    for head, dense, weight in zip(heads, maps, fused.value.weight.split(64, dim=1)):
         rows, cols = head.query_rows, head.query_cols
         if head.key_rows is not None:
             rows, cols, low = rows @ head.key_rows, cols @ head.key_cols, low + 1
         error = torch.kron(rows, cols) - dense
         norm = float(torch.linalg.matrix_norm(error, 2))
         assert norm <= tolerance * (1 + 1e-6) and float(error.abs().max()) <= tolerance
-        bound += tolerance * float(torch.linalg.matrix_norm(fused.weight[i], 2))
+        bound += tolerance * float(torch.linalg.matrix_norm(weight, 2))
         lost = max(lost, norm)
     assert 0 < low < len(maps)  # both kinds of heads, and something is left out
     assert lost > 1e-12
@@ -222,3 +223,94 @@ def test_what_cannot_be_fused_is_said():
     for tolerance in (0., 1., -1e-4, float('nan'), True):
         with pytest.raises(ValueError, match=r'tolerance=.*between 0 and 1'):
             fuse(small(depth=1), tolerance)
+
+
+def test_timms_own_function_fuses_too(images):
+    model, x = small('sa_learned_cifar'), images(2, 3, 32, 32)
+    fused = reparameterize_model(model)
+    assert all(isinstance(block.attn.proj, nn.Identity) for block in fused.blocks)
+    assert not any(isinstance(block.attn.proj, nn.Identity) for block in model.blocks)
+    assert_same(fused, model, x)
+
+
+CHANGES = {
+    'a moving average': None,
+    'in place': lambda net, other: [p.copy_(q) for p, q in zip(net.parameters(), other.parameters())],
+    'data': lambda net, other: [setattr(p, 'data', q.clone()) for p, q in zip(net.parameters(), other.parameters())],
+    'in place of data': lambda net, other: [p.data.copy_(q) for p, q in zip(net.parameters(), other.parameters())],
+    'a child': lambda net, other: [
+        a.attn.encoding.load_state_dict(b.attn.encoding.state_dict()) for a, b in zip(net.blocks, other.blocks)],
+}
+
+
+@pytest.mark.parametrize('tolerance', [None, 1e-6])
+@pytest.mark.parametrize('change', CHANGES)
+def test_positions_are_never_those_of_before(change, tolerance, images):
+    model, changed, x = small(), small(), images(2, 3, 32, 32)
+    with torch.no_grad():
+        for block in changed.blocks:
+            block.attn.encoding.centers.add_(1.)
+        fused, other = fuse(model, tolerance), fuse(changed, tolerance)
+        before = fused(x)
+        if change == 'a moving average':
+            average = ModelEmaV3(fused, decay=0.)
+            average.update(other)
+            fused = average.module
+        else:
+            CHANGES[change](fused, other)
+        assert (before - changed(x)).abs().max() > 1e-3
+        assert_same(fused, changed, x)
+        called = torch.func.functional_call(fuse(model, tolerance), dict(other.named_parameters()), (x,))
+        torch.testing.assert_close(called, changed(x), rtol=1e-4, atol=1e-5)
+
+
+class Adapter(nn.Module):
+    """A low-rank update beside a Linear, as peft wraps them."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.update = nn.Parameter(0.1 * torch.randn_like(base_layer.weight))
+        self.merged = False
+
+    def forward(self, x):
+        return self.base_layer(x) if self.merged else self.base_layer(x) + x @ self.update.T
+
+
+class Mergeable(Adapter):
+    def merge(self):
+        self.base_layer.weight.data += self.update
+        self.merged = True
+
+
+WRAPS = {
+    'adapter': lambda attn, name: setattr(attn, name, Adapter(getattr(attn, name))),
+    'parametrisation': lambda attn, name: nn.utils.parametrizations.weight_norm(getattr(attn, name)),
+    'forward hook': lambda attn, name: getattr(attn, name).register_forward_hook(lambda module, args, out: 2 * out),
+    'pre-hook': lambda attn, name: getattr(attn, name).register_forward_pre_hook(lambda module, args: None),
+}
+
+
+@pytest.mark.parametrize('name', ['value', 'proj'])
+@pytest.mark.parametrize('wrap', WRAPS)
+@pytest.mark.parametrize('net', ['sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_content_cifar'])
+def test_what_is_folded_must_say_all_of_itself(net, wrap, name):
+    model = small(net)
+    WRAPS[wrap](model.blocks[1].attn, name)
+    with pytest.raises(ValueError, match=rf'blocks\.1\.attn\.{name} is a .*: needs a torch.nn.Linear'):
+        fuse(model)
+
+
+@pytest.mark.parametrize('net', ['sa_quadratic_cifar', 'sa_learned_content_cifar'])
+def test_adapters_that_merge_are_merged_and_all_others_stay(net, images):
+    model, x, calls = small(net), images(2, 3, 32, 32), []
+    attn = model.blocks[0].attn
+    for name in ('value', 'proj'):
+        setattr(attn, name, Mergeable(getattr(attn, name)))
+    if attn.query is not None:
+        attn.query = Adapter(attn.query)
+    model.blocks[1].attn.register_forward_hook(lambda module, args, out: calls.append(module) or 1.5 * out)
+    model.blocks[1].mlp.fc1 = Adapter(model.blocks[1].mlp.fc1)
+    for tolerance in (None, 1e-6):
+        assert_same(fuse(model, tolerance), model, x)
+    assert len(calls) == 4 and not attn.value.merged

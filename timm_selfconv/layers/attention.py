@@ -1,5 +1,6 @@
 """Multi-head self-attention over a pixel grid, every term of the paper's equation (8) in one module."""
 import contextlib
+import copy
 from contextvars import ContextVar
 from typing import Any, Final, Iterator, Optional, Sequence, Tuple
 
@@ -11,11 +12,12 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 from .axis_scores import at_least_float32
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, select_parameter
 from .kernels import key_attention, map_attention, separable_attention
+from .kernels.low_rank import low_rank_attention
 from .kernels.maps import without_tiny
 from .kernels.operators import gather_by_factors, gather_by_maps
 from .kernels.windows import gaussian_windows
 from .linear import apply_linear, autocast_dtype
-from .onlookers import counted, hooked, must_be_plain, needs_operators
+from .onlookers import counted, hooked, must_be_plain, needs_operators, traced
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'SelfAttention2d', 'TERMS', 'dense_scores', 'explicit_maps']
 
@@ -119,6 +121,28 @@ def rows_at_once(x: torch.Tensor, maps: int) -> int:
     return 0 if fit >= x.shape[1] else max(1, fit)
 
 
+def plain_linear(layer: nn.Module, name: str) -> nn.Linear:
+    """A layer's Linear, an adapter merged into it if it can be; the layer is not to be used any more.
+
+    Raises:
+        ValueError: If weight and bias do not say all of it.
+    """
+    merge, base = getattr(layer, 'merge', None), getattr(layer, 'base_layer', None)
+    if callable(merge) and isinstance(base, nn.Linear) and not hooked(layer):
+        x = torch.ones(1, base.in_features).to(base.weight)
+        with torch.no_grad():
+            wanted = layer(x)
+            merge()
+            if not torch.allclose(base(x), wanted, rtol=1e-2, atol=1e-2):  # of an adapter that is switched off
+                raise ValueError(f'{name} is a {type(layer).__name__}: computes something else once it is merged')
+        layer = base
+    if type(layer) is not nn.Linear or hooked(layer) or 'forward' in vars(layer):
+        raise ValueError(
+            f'{name} is a {type(layer).__name__}{" with hooks" if hooked(layer) else ""}: needs a torch.nn.Linear '
+            'without hooks or parametrisations to be folded, or an adapter with `merge`')
+    return layer
+
+
 class SelfAttention2d(nn.Module):
     """Multi-head self-attention on a grid of pixels with relative or absolute position encoding.
 
@@ -199,6 +223,7 @@ class SelfAttention2d(nn.Module):
         self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
         self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
         self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd)) if 'key_bias' in terms else None
+        self.tolerance: Optional[float] = None  # see `fuse`
         self.attn_drop = nn.Dropout(attn_drop)
         self.value = nn.Linear(num_heads * dim, dim, **dd)
         self.proj = nn.Linear(dim, dim, **dd) if proj else nn.Identity()
@@ -209,6 +234,36 @@ class SelfAttention2d(nn.Module):
         """Initialise what is this module's own; its parts initialise themselves."""
         if self.key_bias is not None:
             trunc_normal_(self.key_bias, std=0.02)
+
+    @torch.jit.unused
+    def fuse(self, tolerance: Optional[float] = None) -> 'SelfAttention2d':
+        """A copy for inference, the Linear after the value product in it; timm's `reparameterize_model` calls this.
+
+        Args:
+            tolerance: What the attention map of each head may lose in operator norm, between 0 and 1, where rows and
+                columns are separable. Heads run at a low rank where this is faster. None keeps all heads whole.
+
+        Returns:
+            The copy, in eval mode, its parameters frozen.
+
+        Raises:
+            ValueError: If the tolerance is out of range, or somebody waits for what is folded: an adapter that does not
+                merge, a parametrisation or a hook.
+        """
+        if tolerance is not None and (isinstance(tolerance, bool) or not 0. < tolerance < 1.):
+            raise ValueError(f'tolerance={tolerance!r}: needs a number between 0 and 1, or None')
+        fused = copy.deepcopy(self).eval().requires_grad_(False)
+        fused.value = value = plain_linear(fused.value, 'value')
+        if type(fused.proj) is not nn.Identity or hooked(fused.proj):
+            proj = plain_linear(fused.proj, 'proj')
+            # in float64, which not every device has
+            first, bias, second, last = (
+                p.detach().cpu().double() for p in (value.weight, value.bias, proj.weight, proj.bias))
+            value.weight = nn.Parameter((second @ first).to(value.weight), False)
+            value.bias = nn.Parameter((second @ bias + last).to(value.bias), False)
+        fused.proj = nn.Identity()
+        fused.tolerance = tolerance
+        return fused
 
     def keep_heads(self, heads: Sequence[int]) -> None:
         """Keep these heads, in this order, and drop the others with every parameter of theirs.
@@ -391,6 +446,9 @@ class SelfAttention2d(nn.Module):
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
         if not torch.jit.is_scripting():
             if self._plain_values():
+                if self.tolerance is not None and not traced(x):
+                    return low_rank_attention(
+                        row_probs, col_probs, x, self.value.weight, self.value.bias, self.tolerance)
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self._apply_values(gather_by_factors(row_probs, col_probs, x).flatten(3))
 

@@ -288,7 +288,7 @@ class ReparameterizableAttention2d(SelfAttention2d):
     """Attention that `timm.models.reparameterize_model` replaces by its convolution; see :func:`reparameterizable`."""
     conv_args: Dict[str, Any]
 
-    def fuse(self) -> ConvNhwc:
+    def fuse(self) -> ConvNhwc:  # type: ignore[override]  # timm calls it without arguments
         return ConvNhwc(attention_to_conv(self, **self.conv_args)[0]).train(self.training)
 
 
