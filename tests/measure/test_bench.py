@@ -7,8 +7,8 @@ import torch
 import torch.nn as nn
 from torch.profiler import profile
 
-from timm_selfconv.measure.bench import Speed, bench, bench_nets, gemm_limit, linear_shapes, peak_memory, released, \
-    take_turns
+from timm_selfconv.measure.bench import InOperators, Speed, bench, bench_nets, gemm_limit, linear_shapes, \
+    peak_memory, released, take_turns
 
 SMALL = dict(embed_dim=8, mlp_dim=12, depth=2, num_heads=3)
 
@@ -118,9 +118,24 @@ def test_bench_of_our_nets_and_of_others():
         'timm_selfconv', 32, 1, 'float32', speed.turns, speed.images_per_second, None, None, speed.peak_memory)
 
 
+@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_content_cifar'])
+def test_the_definition_gives_the_nets_logits_without_its_kernels(name, images):
+    model, x = timm.create_model(name, **SMALL), images(2, 3, 16, 16)
+    seen = []
+    for net in (InOperators(model), model):
+        with profile() as profiler:
+            logits = net(x)
+        seen.append((logits, {e.key for e in profiler.key_averages() if e.key.startswith('timm_selfconv::')}))
+    torch.testing.assert_close(seen[0][0], seen[1][0])
+    assert not seen[0][1] and seen[1][1]
+    speeds = bench(model, 16, 2, train=True, min_run_time=0.01, against='operators')
+    assert [s.path for s in speeds] == ['released algorithm', 'operators', 'timm_selfconv']
+
+
 def test_bad_arguments_are_named():
     model = timm.create_model('sa_quadratic_tiny_cifar', **SMALL)
-    for kwargs, message in ((dict(dtype='int8'), "dtype='int8'"), (dict(train=True, fuse=0.), 'for inference')):
+    for kwargs, message in ((dict(dtype='int8'), "dtype='int8'"), (dict(train=True, fuse=0.), 'for inference'),
+                            (dict(against='nobody'), "against='nobody': needs 'operators'")):
         with pytest.raises(ValueError, match=message):
             bench(model, 32, 1, **kwargs)
     with pytest.raises(ValueError, match='batch_size=0'):

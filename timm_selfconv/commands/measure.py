@@ -37,7 +37,7 @@ def run_bench(args: argparse.Namespace) -> None:
     each = itertools.product(args.dtype, args.img_size, args.batch_size)
     speeds = [
         speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)
-        for speed in bench.bench(model, size, batch, dtype, args.train, args.fuse, args.seconds)]
+        for speed in bench.bench(model, size, batch, dtype, args.train, args.fuse, args.seconds, args.against)]
     if args.json:
         print(json.dumps(dict(
             model=args.model, train=args.train, threads=torch.get_num_threads(),

@@ -16,6 +16,6 @@ from .axis_scores import axis_offsets, gaussian_axis_scores, precision_matrices,
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .kernels import key_attention, map_attention, separable_attention
 from .mlp import Mlp
-from .onlookers import hooked, must_be_plain
+from .onlookers import hooked, must_be_plain, operators_only
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
 from .token_attention import TokenAttention

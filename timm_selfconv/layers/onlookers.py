@@ -1,7 +1,23 @@
 """Who looks on while a net computes, so that it must go the plain way."""
+import contextlib
+from contextvars import ContextVar
+from typing import Iterator
+
 import torch
 import torch.nn as nn
 from torch.nn.modules.module import _has_any_global_hook
+
+_operators_only = ContextVar('operators_only', default=False)
+
+
+@contextlib.contextmanager
+def operators_only() -> Iterator[None]:
+    """Let layers compute by their definition meanwhile, in plain operators, in this thread (or task) only."""
+    token = _operators_only.set(True)
+    try:
+        yield
+    finally:
+        _operators_only.reset(token)
 
 
 def hooked(module: nn.Module) -> bool:
@@ -24,7 +40,7 @@ def needs_operators(x: torch.Tensor) -> bool:
         # older torches export what they compile and don't say so
         return not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting()
     return (
-        torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        _operators_only.get() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
 
 

@@ -17,10 +17,12 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from timm_selfconv import theory
-from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers import SelfAttention2d, operators_only
 from timm_selfconv.models import SelfAttentionNet
 
-__all__ = ['ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released', 'take_turns']
+__all__ = [
+    'InOperators', 'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released',
+    'take_turns']
 
 
 class ReleasedAttention(nn.Module):
@@ -78,12 +80,29 @@ def released(model: SelfAttentionNet) -> SelfAttentionNet:
     return model
 
 
+class InOperators(nn.Module):
+    """A net by the definition of its layers, operator by operator: factors included, kernels left out."""
+
+    def __init__(self, model: nn.Module):
+        """
+        Args:
+            model: The net, whose parameters are used.
+        """
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the net gives for images x."""
+        with operators_only():
+            return self.model(x)
+
+
 @dataclass(frozen=True)
 class Speed:
     """How fast one way to compute a net was.
 
     Attributes:
-        path: 'released algorithm', the net's own 'timm_selfconv', or 'fused'.
+        path: 'released algorithm', 'operators', the net's own 'timm_selfconv', or 'fused'.
         img_size: Side of the images, in pixels.
         batch_size: Images a batch.
         dtype: 'float32' or 'bfloat16'.
@@ -225,6 +244,7 @@ def bench(
         train: bool = False,
         fuse: Optional[float] = None,
         min_run_time: float = 3.0,
+        against: Optional[str] = None,
 ) -> List[Speed]:
     """How fast a net is, beside the released algorithm and its own matrix products, all taking turns.
 
@@ -237,9 +257,11 @@ def bench(
         train: Time forward, cross-entropy and backward instead of eval forwards.
         fuse: Time the net fused too, with this tolerance of :func:`timm_selfconv.fuse`, 0 for none.
         min_run_time: See :func:`take_turns`.
+        against: 'operators' to time the net by the definition of its layers too, see :class:`InOperators`.
 
     Returns:
-        Speeds: the released algorithm's (if there is one), the net's, the fused net's (if asked for).
+        Speeds: the released algorithm's (if there is one), the definition's (if asked for), the net's, the fused net's
+        (if asked for).
 
     Raises:
         ValueError: If an argument is out of range.
@@ -248,6 +270,8 @@ def bench(
         raise ValueError(f"dtype={dtype!r}: needs 'float32' or 'bfloat16'")
     if batch_size < 1:
         raise ValueError(f'batch_size={batch_size}: needs at least 1')
+    if against not in (None, 'operators'):
+        raise ValueError(f"against={against!r}: needs 'operators' or None")
     if fuse is not None and train:
         raise ValueError(f'fuse={fuse} and train: a fused net is for inference, choose one of them')
     net: Any = copy.deepcopy(model).to(getattr(torch, dtype))
@@ -256,9 +280,12 @@ def bench(
     first = next(net.parameters())
     images = torch.randn(batch_size, net.in_chans, img_size, img_size, device=first.device, dtype=first.dtype)
 
-    nets: Dict[str, nn.Module] = {'timm_selfconv': net}
+    nets: Dict[str, nn.Module] = {}
     if isinstance(net, SelfAttentionNet):
-        nets = {'released algorithm': released(net), **nets}
+        nets['released algorithm'] = released(net)
+    if against == 'operators':
+        nets['operators'] = InOperators(net)
+    nets['timm_selfconv'] = net
     if fuse is not None:
         nets['fused'] = theory.fuse(net, fuse or None)
     steps = [step(net, images, train) for net in nets.values()]

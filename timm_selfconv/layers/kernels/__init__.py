@@ -3,6 +3,7 @@
 - operators: the definition.
 - factors: position-only attention as the product of row and column factors. maps: by maps that all images share.
 - content: attention to keys, without a tensor of all scores.
+- low_rank: position-only attention by heads at their rank, to a tolerance.
 - windows: position-only attention that has no factors, on large grids: Gaussian heads in the key rows they look at.
 - kernel: ``Kernel``, what makes an operator with gradients of a function in groups.
 """
