@@ -71,8 +71,9 @@ def check_grid(x: torch.Tensor, dim: int) -> torch.Tensor:
 @register_notrace_function
 def check_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return x, or raise a TypeError if it has another dtype than a layer's weight, autocast aside."""
-    if not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight):
-        raise TypeError(f"x of dtype {x.dtype}: needs the layer's, {weight.dtype}")
+    if not torch.jit.is_scripting():  # it knows no autocast of a device
+        if not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight):
+            raise TypeError(f"x of dtype {x.dtype}: needs the layer's, {weight.dtype}")
     return x
 
 

@@ -283,8 +283,8 @@ def figure_training(history: Dict[int, List[Blobs]], grid: Grid, net: str = '') 
     layers = len(next(iter(history.values())))
     side = min(TEXT_WIDTH / len(history), TEXT_WIDTH / 4)
     figure = titled_figure(
-        0.85 * layers * side + 0.4 + TITLE_HEIGHT, 'Where the heads look, over training',
-        f'row and column offsets in pixels; {GAUSSIAN}; {KEY}', net)
+        0.85 * layers * side + 0.4 + TITLE_HEIGHT, 'Where the heads look, over training, offsets in pixels',
+        f'{GAUSSIAN}; {KEY}', net)
     lay_out(figure)
     axes = figure.subplots(layers, len(history), squeeze=False, sharex=True, sharey=True)
     query = check_query(None, grid)
