@@ -242,6 +242,18 @@ def test_other_checkpoints_do_not_resume(folder, tmp_path, capsys, content, mess
     refused(capsys, 2, message, folder, tmp_path, 'epochs=1', SMALL)
 
 
+@pytest.mark.parametrize('change,message', [
+    (lambda c: c.pop('optimizer'), "'optimizer'"), (lambda c: c['state_dict'].pop('stem.bias'), 'Missing key'),
+    (lambda c: c['state_dict'].update({'stem.bias': torch.zeros(3)}), 'size mismatch'),
+    (lambda c: c['args'].pop('model'), "run of another recipe.*'model'")])
+def test_checkpoints_with_something_missing_do_not_resume(folder, tmp_path, capsys, change, message):
+    more = ['--batches', '1', 'epochs=1', SMALL]
+    checkpoint = run(folder, tmp_path, *more)
+    change(checkpoint)
+    torch.save(checkpoint, tmp_path / 'last.pth.tar')
+    refused(capsys, 2, rf'output=.*{message}', folder, tmp_path, *more)
+
+
 def test_weights_that_are_not_finite_do_not_count_as_a_finished_run(folder, tmp_path, capsys):
     more = ['--batches', '1', 'epochs=1', SMALL]
     checkpoint = run(folder, tmp_path, *more)

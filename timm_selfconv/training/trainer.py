@@ -131,7 +131,7 @@ class Training:
 
     def heads(self) -> Optional[List[List[List[float]]]]:
         """Where the heads look, by layer, as :mod:`timm_selfconv.weights.history` has it."""
-        layers = None if self.grid is None else position_blobs(self.model, (self.grid[0], self.grid[1]))
+        layers = None if self.grid is None else position_blobs(self.result, (self.grid[0], self.grid[1]))
         return None if layers is None else [[
             [float(f'{x:.4g}') for x in (*center, covariance[0][0], covariance[1][1], covariance[0][1])]
             for center, covariance in zip(layer.centers.tolist(), layer.covariances.tolist())] for layer in layers]
@@ -148,7 +148,7 @@ class Training:
             ValueError: If it was made by another recipe, from other data or by another script, or is not finite.
         """
         if not isinstance(checkpoint, dict) or not {'args', 'steps', 'history', 'seconds'} <= checkpoint.keys():
-            raise ValueError('output: has a checkpoint that timm_selfconv.train did not write; choose another')
+            raise ValueError('has a checkpoint that timm_selfconv.train did not write; choose another')
         recorded = {**DEFAULTS, **checkpoint['args']}  # an older run knows fewer keys
         differ = sorted(k for k, v in vars(self.args).items() if recorded[k] != v)
         if checkpoint['steps'] != self.steps:
@@ -156,10 +156,10 @@ class Training:
         if checkpoint.get('data', self.fingerprint) != self.fingerprint:
             differ.append('training images')
         if differ:
-            raise ValueError(f'output: has a run of another recipe ({differ} differ); choose another')
+            raise ValueError(f'has a run of another recipe ({differ} differ); choose another')
         broken = [name for name, value in checkpoint['state_dict'].items() if not value.isfinite().all()]
         if broken:
-            raise ValueError(f'output: its last checkpoint has values in {broken[0]} that are not finite')
+            raise ValueError(f'its last checkpoint has values in {broken[0]} that are not finite')
         self.model.load_state_dict(checkpoint['state_dict'])
         if self.ema is not None:
             self.ema.module.load_state_dict(checkpoint['state_dict_ema'])
@@ -194,7 +194,7 @@ class Training:
             except Exception as e:  # what is raised depends on where the file ends
                 print(f'{path} is damaged ({type(e).__name__})', flush=True)
                 continue
-            self.load(checkpoint)
+            as_value_error(f'output={str(output)!r}', partial(self.load, checkpoint))
             os.replace(path, last)
             return
         if paths:
