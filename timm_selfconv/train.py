@@ -31,6 +31,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from timm_selfconv.data import load_images
+from timm_selfconv.measure.evaluation import find_device
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.training.trainer import Training, as_value_error, export_command
 
@@ -41,13 +42,6 @@ def natural(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f'{number}: needs a whole number above 0')
     return number
-
-
-def compute_device(name: str) -> torch.device:
-    """The device of a name, on which numbers can be computed and read."""
-    one = torch.ones(1, device=name)
-    one.item()
-    return one.device
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -66,7 +60,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         args = read_recipe(options.recipe, options.overrides)
         for module in args.device_modules:
             as_value_error(f'device_modules={args.device_modules}', partial(importlib.import_module, module))
-        device = as_value_error(f'device={options.device!r}', partial(compute_device, options.device))
+        device = find_device(options.device)
         if args.torchcompile is None and device.type == 'cuda':
             args.torchcompile = 'inductor'
         data = options.data or args.dataset

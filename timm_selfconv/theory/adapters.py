@@ -9,6 +9,8 @@ import torch
 import torch.nn as nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from timm_selfconv.layers import hooked
+
 __all__ = ['ATTENTION', 'plain_copy']
 
 # names of what an attention layer's weights are in, and of all linear layers
@@ -30,9 +32,8 @@ def check_plain(name: str, module: nn.Module) -> None:
     Raises:
         ValueError: If it is hooked, parametrized, has a forward of its own, or replaces a linear layer.
     """
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     replaced = name.rpartition('.')[2] in LINEAR and type(module) not in (nn.Linear, nn.Identity)
-    if replaced or is_parametrized(module) or any(hooks) or 'forward' in vars(module):
+    if replaced or is_parametrized(module) or hooked(module) or 'forward' in vars(module):
         raise ValueError(
             f'{name or "model"}={type(module).__name__}: computes more than its weights say (it is wrapped, '
             'parametrized, pruned or hooked, and has no merge()); remove that first, or make it permanent')
