@@ -104,8 +104,8 @@ def test_figures(little, folder, tmp_path, capsys):
 
 @pytest.mark.parametrize('args,message', [
     (['--query', '4', '0'], 'query=(4, 0): needs a row and a column on the grid of 4 x 4'),
-    (['--images', 'nowhere.png'], "image 'nowhere.png': needs a readable picture"),
-    (['--images', 'a.png', '--data', 'b'], 'not both'),
+    (['--images', 'nowhere.png'], "--images: 'nowhere.png': needs a readable picture"),
+    (['--data', 'b', '--images', __file__], 'not allowed with'),
     (['--data', 'nowhere'], "data='nowhere': needs a folder"),
     (['--count', '0'], 'count=0: needs at least 1'),
     (['--run', 'nowhere'], (
@@ -134,7 +134,8 @@ def test_curves(tmp_path, capsys):
         (tmp_path / run / 'summary.csv').write_text('epoch,eval_top1\n0,40.0\n1,50.0\n')
     command = ['curves', str(tmp_path / 'a/x'), str(tmp_path / 'b/x'), '--out', str(tmp_path / 'curves.pdf')]
     main(command)
-    assert (tmp_path / 'curves.pdf').read_bytes().startswith(b'%PDF')
+    assert capsys.readouterr().out == f'{command[-1]}\n'
+    assert Path(command[-1]).read_bytes().startswith(b'%PDF')
     for wrong, message in [(command, 'exists'), (['curves', 'nowhere', '--out', 'a.png'], "run='nowhere'")]:
         with pytest.raises(SystemExit):
             main(wrong)
@@ -160,7 +161,7 @@ def test_explore(checkpoint, folder, tmp_path, capsys):
     ('resnet_tiny_cifar', 'data/test/3/picture.png', [], 'has no attention maps'),
     ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'truncated.safetensors'], 'checkpoint='),
     ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'truncated.pth'], 'checkpoint='),
-    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'a', '--checkpoint', 'b'], 'checkpoint='),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', '.', '--checkpoint', '.'], 'checkpoint='),
 ])
 def test_explore_that_fails_leaves_nothing(model, picture, extra, message, checkpoint, folder, tmp_path, capsys,
                                            monkeypatch):
