@@ -49,8 +49,9 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def quieten() -> None:
     """Turn off what libraries say of themselves while they are imported, profile or fail, beside a command's output."""
-    warnings.filterwarnings('ignore', '.torch.jit.script. is deprecated', FutureWarning)  # fvcore's focal loss
-    logging.getLogger('torch.utils.cpp_extension').setLevel(logging.ERROR)  # no CUDA beside torch.utils.benchmark
+    warnings.filterwarnings('ignore', '.torch.jit.', FutureWarning)  # fvcore's focal loss
+    for name in ('torch.utils.cpp_extension', 'huggingface_hub.repocard'):  # no CUDA; a dataset's folder without a card
+        logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch.profiler's start, stop, and that there is no GPU
     os.environ.setdefault('DATASETS_VERBOSITY', 'critical')  # its errors are raised, too
 

@@ -28,13 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
-
-def natural(text: str) -> int:
-    """A number of the command line that must be at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f'{number}: needs a whole number above 0')
-    return number
+from timm_selfconv.commands._shared import natural
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +72,8 @@ def run_train(options: argparse.Namespace) -> None:
     except Timeout as e:
         raise ValueError(f'output={str(options.output)!r}: another training runs there') from e
     except FloatingPointError as e:
-        sys.exit(f'timm-selfconv: {e}; {options.output} keeps the epochs before')
+        print(f'timm-selfconv: {e}; {options.output} keeps the epochs before', file=sys.stderr)
+        sys.exit(1)
     print(export_command(training, options, data))
 
 

@@ -1,5 +1,6 @@
 """What a net sees: classify, demo, heads, figures, curves, explore."""
 import argparse
+import io
 import json
 import os
 from pathlib import Path
@@ -21,6 +22,24 @@ def test_classify(checkpoint, folder, capsys):
     main(['classify', 'sa_quadratic_tiny_cifar', f'{folder}/test/3/picture.png', '--checkpoint', checkpoint])
     out = capsys.readouterr().out
     assert 'picture.png' in out and 'probability' in out
+
+
+def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, folder, capsys, monkeypatch):
+    Path(folder, 'test', '3', 'broken.png').write_text('hello')
+    names = [f'{folder}/test/{i}/picture.png' for i in (3, 1, 2, 5)]
+    monkeypatch.setattr('sys.stdin', io.StringIO(f'{names[3]}\n'))
+    command = ['classify', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--topk', '11']
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, f'{folder}/test/3', f'{folder}/test/[12]/*.png', '-', '--json'])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 1 and 'broken.png' in printed.err and printed.err.count('\n') == 1
+    rows = json.loads(printed.out)
+    assert [row['picture'] for row in rows] == [name for name in names for _ in range(10)]
+    for name in names:
+        probabilities = [row['probability'] for row in rows if row['picture'] == name]
+        assert sum(probabilities) == pytest.approx(1) and probabilities == sorted(probabilities, reverse=True)
+    main([*command, names[0]])
+    assert "one of CIFAR-10's ten classes: airplane," in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('fuse', [['--fuse'], ['--fuse', '1e-4']], ids=str)

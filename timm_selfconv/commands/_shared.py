@@ -8,9 +8,12 @@ from typing import Any, Optional
 
 from timm_selfconv.files import check_new
 
-__all__ = [
-    'add_data', 'add_fuse', 'add_model', 'add_output', 'checkpoint', 'create_model', 'fused', 'model_name', 'new_path',
-    'picture']
+
+def natural(text: str) -> int:
+    """A whole number above 0."""
+    if int(text) < 1:
+        raise ArgumentTypeError(f'{text}: needs at least 1')
+    return int(text)
 
 
 def new_path(text: str) -> Path:
@@ -88,16 +91,10 @@ def fused(model: Any, tolerance: Optional[float]) -> Any:
 
 
 def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = False, seed: int = 42) -> Any:
-    """A net with its own weights, those of a checkpoint, or as it was before any training.
-
-    Args:
-        name: A name of timm's registry (the zoo's are in it), 'local-dir:FOLDER' or 'hf-hub:ORG/NAME'.
-        checkpoint: Weights in the place of its own: a file, or a folder of safetensors shards.
-        untrained: Leave it as it is initialised.
-        seed: Of that initialisation.
+    """A net with its own weights, those of a checkpoint, or as it is initialised from a seed.
 
     Raises:
-        ValueError: If there is no such net or checkpoint, or its weights can't be loaded or aren't finite.
+        ValueError: If there is no such net, or its weights can't be loaded or aren't finite.
     """
     import timm
     import torch

@@ -1,36 +1,80 @@
 """What a net sees: classify, demo, heads, figures, curves, explore."""
 import dataclasses
+import glob
 import importlib.util
 import itertools
 import json
 import shlex
+import sys
+import textwrap
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import List, Sequence
 
 from tabulate import tabulate
+from tqdm import tqdm
 
-from ._shared import add_data, add_fuse, add_model, add_output, checkpoint, create_model, fused, model_name, picture
+from ._shared import add_data, add_fuse, add_model, add_output, checkpoint, create_model, fused, model_name, natural, \
+    picture
 
 DEMO_MODEL = 'sa_quadratic_tiny_cifar'
+PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')  # taken of a folder
 
 
 def add_classify(parser: ArgumentParser) -> None:
     add_model(parser)
     add_fuse(parser)
-    parser.add_argument('images', nargs='+', type=picture, metavar='IMAGE')
+    parser.add_argument('images', nargs='+', metavar='IMAGE', help=(
+        "pictures, folders of them, patterns like 'cats/*.jpg', or - for paths on standard input, one a line"))
+    parser.add_argument('--topk', type=natural, default=1, metavar='K', help='classes of each picture (default: 1)')
     parser.add_argument('--json', action='store_true', help='for machines')
 
 
+def find_pictures(words: Sequence[str]) -> List[str]:
+    """The paths that files, folders, patterns and standard input name.
+
+    Raises:
+        ValueError: If there is no file at any of them.
+    """
+    paths: List[str] = []
+    for word in words:
+        if word == '-':
+            paths += sys.stdin.read().splitlines()
+        elif Path(word).is_dir():
+            paths += [str(file) for file in sorted(Path(word).rglob('*')) if file.suffix.lower() in PICTURES]
+        else:
+            paths += sorted(glob.glob(word, recursive=True)) or [word]
+    if not any(Path(path).is_file() for path in paths):
+        raise ValueError(f'images={words}: needs at least one picture file, or a folder with {", ".join(PICTURES)}')
+    return paths
+
+
 def run_classify(args: Namespace) -> None:
-    """Name the most probable class of pictures."""
-    from timm_selfconv.data import classify, open_images
+    """Name the most probable classes of pictures."""
+    paths = find_pictures(args.images)
+    from timm_selfconv.data import label_names, open_images, top_classes
+    from timm_selfconv.models import CIFAR10_CLASSES
 
     model = fused(create_model(args.model, args.checkpoint, args.untrained, args.seed), args.fuse)
-    results = classify(model, open_images(args.images))
-    rows = [{'picture': Path(path).name, 'class': name, 'probability': prob}
-            for path, (name, prob) in zip(args.images, results)]
-    print(json.dumps(rows, indent=2) if args.json else tabulate(rows, headers='keys', floatfmt='.3f'))
+    rows, errors = [], []
+    for path in tqdm(paths, unit='picture', leave=False, disable=None):
+        try:
+            images = open_images([path])
+        except ValueError as e:
+            errors.append(f'timm-selfconv: {e}')
+            continue
+        (best,) = top_classes(model, images, args.topk)
+        rows += [{'picture': path, 'class': name, 'probability': prob} for name, prob in best]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        names = label_names(model)
+        known = "CIFAR-10's ten classes" if names == CIFAR10_CLASSES else f'{model.num_classes} classes'
+        told = textwrap.shorten(f'This net takes each picture for one of {known}: {", ".join(names) or "unnamed"}', 400)
+        print(f"{tabulate(rows, headers='keys', floatfmt='.3f')}\n\n{told}")
+    if errors:
+        print('\n'.join(errors), file=sys.stderr)
+        sys.exit(1)
 
 
 def add_demo(parser: ArgumentParser) -> None:
@@ -77,7 +121,7 @@ def add_heads(parser: ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument('--images', nargs='+', type=picture, default=[], metavar='IMAGE', help=(
         'pictures to average over; needed by nets that look at content'))
-    parser.add_argument('--kernel-size', type=int, default=3, help='side of the convolutions (default: 3)')
+    parser.add_argument('--kernel-size', type=natural, default=3, help='side of the convolutions (default: 3)')
     parser.add_argument('--json', action='store_true', help='for machines')
 
 
@@ -103,7 +147,7 @@ def add_figures(parser: ArgumentParser) -> None:
     over.add_argument('--images', nargs='+', type=picture, default=[], metavar='IMAGE', help=(
         'pictures to average over, and to draw figures of one by one'))
     over.add_argument('--data', help='average over a dataset instead, a folder or name as for eval')
-    parser.add_argument('--count', type=int, default=100, help='how many images of the dataset (default: 100)')
+    parser.add_argument('--count', type=natural, default=100, help='how many images of the dataset (default: 100)')
     parser.add_argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
         "query, in pixels of the layers' grid (default: the middle)"))
     parser.add_argument('--run', metavar='RUN', help=(
@@ -114,8 +158,8 @@ def add_figures(parser: ArgumentParser) -> None:
 
 def run_figures(args: Namespace) -> None:
     """Draw the papers' figures of a net: what its heads look at."""
-    if args.count < 1:
-        raise ValueError(f'count={args.count}: needs at least 1')
+    if args.output.suffix in ('.png', '.svg', '.pdf'):
+        raise ValueError(f"output='{args.output}': becomes a folder of files; name it, and their kind by --format")
     from timm_selfconv.look import figures
     from timm_selfconv.data import open_images, preprocess, sample_pictures
     from timm_selfconv.look.captions import net_caption

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from tabulate import tabulate
 from tqdm import tqdm
 
-from ._shared import add_data, add_fuse, add_model, create_model, fused
+from ._shared import add_data, add_fuse, add_model, create_model, fused, natural
 
 
 def add_eval(parser: ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add_eval(parser: ArgumentParser) -> None:
     add_fuse(parser)
     add_data(parser)
     parser.add_argument('--data', required=True, help="folder or timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
-    parser.add_argument('--batch-size', type=int, default=64)
+    parser.add_argument('--batch-size', type=natural, default=64)
     parser.add_argument('--target-key', default='label', help='column of the labels (default: label)')
     parser.add_argument('--class-map', metavar='FILE', help=(
         "timm's class map, a class name per line; without it classes are matched by their names"))
@@ -42,13 +42,13 @@ def run_eval(args: Namespace) -> None:
 def add_bench(parser: ArgumentParser) -> None:
     add_model(parser)
     add_fuse(parser)
-    parser.add_argument('--img-size', type=int, nargs='+', default=[32], help='sides of the images (default: 32)')
+    parser.add_argument('--img-size', type=natural, nargs='+', default=[32], help='sides of the images (default: 32)')
     parser.add_argument(
-        '--batch-size', type=int, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)')
+        '--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)')
     parser.add_argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both')
     parser.add_argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards')
     parser.add_argument('--against', choices=['operators'], help='time the net without its kernels too')
-    parser.add_argument('--threads', type=int, help='how many of the CPU (default: as torch chooses)')
+    parser.add_argument('--threads', type=natural, help='how many of the CPU (default: as torch chooses)')
     parser.add_argument('--seconds', type=float, default=3., help=(
         'each is run for, at least, unless turns have taken ten times as long (default: 3)'))
     parser.add_argument('--json', action='store_true', help='for machines')
@@ -56,8 +56,6 @@ def add_bench(parser: ArgumentParser) -> None:
 
 def run_bench(args: Namespace) -> None:
     """Measure speed and memory, beside the released algorithm and the net's matrix products."""
-    if args.threads is not None and args.threads < 1:
-        raise ValueError(f'threads={args.threads}: needs at least 1')
     import timm
     import torch
     from timm_selfconv.measure.bench import bench

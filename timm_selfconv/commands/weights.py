@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
 from timm_selfconv.training.recipes import find_recipe
-from ._shared import add_data, add_model, add_output, checkpoint, create_model, model_name
+from ._shared import add_data, add_model, add_output, checkpoint, create_model, model_name, natural
 
 
 def fact(text: str) -> Tuple[str, str]:
@@ -111,7 +111,7 @@ def add_prune(parser: ArgumentParser) -> None:
     which.add_argument('--keep', type=int, nargs='+', metavar='HEADS', help=(
         'keep so many of each layer instead, which take over what the others did on images of --data'))
     parser.add_argument('--data', help='folder or name as for eval')
-    parser.add_argument('--count', type=int, default=100, help='how many images of it (default: 100)')
+    parser.add_argument('--count', type=natural, default=100, help='how many images of it (default: 100)')
     parser.add_argument('--json', action='store_true', help='for machines')
 
 
