@@ -52,7 +52,7 @@ def command(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def publish(environment, command):
-    with WarmPython(environment, 'timm_selfconv.commands.publish') as python:
+    with WarmPython(environment, 'timm_selfconv.look.repository') as python:
         yield lambda *arguments: python.run(*command(*arguments))
 
 

@@ -23,7 +23,7 @@ ON_CPU = ['--device', 'cpu']
 
 @pytest.fixture(scope='module')
 def run(timm_scripts):
-    with WarmPython(dict(os.environ), 'timm_selfconv', 'timm_selfconv.commands.scripts') as python:
+    with WarmPython(dict(os.environ), 'timm_selfconv', 'timm_selfconv.measure.evaluation') as python:
         def run(script, *arguments):
             done = python.run('-m', 'timm_selfconv', 'run', os.path.join(timm_scripts, script), *map(str, arguments))
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -16,6 +16,6 @@ Imports run one way: cli, then look, measure and training, then theory, hub and 
 from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet
 from .theory import fuse
+from .version import __version__
 
-__version__ = '0.2.0'
 __all__ = ['SAN', 'ResNetCifar', 'ResVit', 'SelfAttentionNet', 'attention_maps', 'fuse']

@@ -16,7 +16,8 @@ from timm_selfconv.models._weights import require_hub
 
 __all__ = [
     'PictureDataset', 'at_size', 'class_names', 'classify', 'data_config', 'data_name', 'load_images', 'match_classes',
-    'open_dataset', 'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures', 'to_picture']
+    'label_names', 'open_dataset', 'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures',
+    'to_picture', 'top_classes']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
 DATA_KEYS = ('input_size', 'interpolation', 'crop_pct', 'crop_mode', 'mean', 'std')  # of a timm configuration
@@ -219,7 +220,8 @@ def sample_pictures(
         raise ValueError(f'count={count}: needs at least 1')
     dataset = open_dataset(data, split, data_dir, input_key, None)
     count = min(count, len(dataset))
-    return [dataset[i * len(dataset) // count][0].convert('RGB') for i in range(count)]
+    numbers = trange(count, desc='pictures', leave=False, disable=None)
+    return [dataset[i * len(dataset) // count][0].convert('RGB') for i in numbers]
 
 
 def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
@@ -244,6 +246,15 @@ def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 
 
+def top_classes(model: nn.Module, images: Sequence[Image.Image], count: int) -> List[List[Tuple[str, float]]]:
+    """Names and probabilities of each picture's most probable classes, in order; see :func:`classify`."""
+    model = model.eval()
+    with torch.inference_mode():
+        probs = model(preprocess(model, images)).float().softmax(dim=-1)
+    best, names = probs.topk(min(count, probs.shape[1])), class_names(model, probs.shape[1])
+    return [[(names[i], p) for p, i in zip(*row)] for row in zip(best.values.tolist(), best.indices.tolist())]
+
+
 def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str, float]]:
     """Most probable class of each picture, preprocessed as the model's configuration says.
 
@@ -254,12 +265,7 @@ def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str,
     Returns:
         Class name and probability of each picture.
     """
-    model = model.eval()
-    with torch.inference_mode():
-        probs = model(preprocess(model, images)).float().softmax(dim=-1)
-    best = probs.max(dim=-1)
-    names = class_names(model, probs.shape[1])
-    return [(names[int(i)], float(p)) for p, i in zip(best.values, best.indices)]
+    return [best[0] for best in top_classes(model, images, 1)]
 
 
 def load_images(data: str, split: str, input_key: str, target_key: str, device: torch.device) -> Images:

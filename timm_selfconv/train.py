@@ -23,61 +23,64 @@ train_split='train[:45000]' val_split='train[45000:]'.
 """
 import argparse
 import importlib
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
-import torch
-from filelock import FileLock, Timeout
-
-from timm_selfconv.data import load_images
-from timm_selfconv.measure.evaluation import find_device
-from timm_selfconv.training.recipes import read_recipe
-from timm_selfconv.training.trainer import Training, as_value_error, export_command
+from timm_selfconv.commands._shared import natural
 
 
-def natural(text: str) -> int:
-    """A number of the command line that must be at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f'{number}: needs a whole number above 0')
-    return number
-
-
-def main(argv: Optional[Sequence[str]] = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_train(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument('recipe', help="YAML file, or the name of one of the package's, e.g. paper")
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='replaces a key of the recipe')
     parser.add_argument('--output', required=True, type=Path, metavar='DIR', help='checkpoint and summary')
     parser.add_argument('--data', help="folder or timm dataset name (default: the recipe's)")
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--device', help='default: cuda where there is one, else cpu')
     parser.add_argument('--batches', type=natural, metavar='N', help='batches an epoch, for a rehearsal (default: all)')
     parser.add_argument(
         '--shards', type=Path, metavar='DIR',
         help='put the weights there too, after each epoch, as float16 safetensors of less than 16 MiB, and the summary')
-    options = parser.parse_intermixed_args(argv)
+
+
+def run_train(options: argparse.Namespace) -> None:
+    """Train a net on one device, by the same recipes as timm's train.py."""
+    from timm_selfconv.training.recipes import read_recipe
+
+    args = read_recipe(options.recipe, options.overrides)
+    import torch
+    from filelock import FileLock, Timeout
+    from timm_selfconv.data import load_images
+    from timm_selfconv.measure.evaluation import find_device
+    from timm_selfconv.training.trainer import Training, as_value_error, export_command
+
+    for module in args.device_modules:
+        as_value_error(f'device_modules={args.device_modules}', partial(importlib.import_module, module))
+    device = find_device(options.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    if args.torchcompile is None and device.type == 'cuda':
+        args.torchcompile = 'inductor'
+    data = options.data or args.dataset
+    columns = (args.input_key, args.target_key, device)
+    training = Training(args, load_images(data, args.train_split, *columns), options.batches)
+    validation = load_images(data, args.val_split, *columns)
+    options.output.mkdir(parents=True, exist_ok=True)
     try:
-        args = read_recipe(options.recipe, options.overrides)
-        for module in args.device_modules:
-            as_value_error(f'device_modules={args.device_modules}', partial(importlib.import_module, module))
-        device = find_device(options.device)
-        if args.torchcompile is None and device.type == 'cuda':
-            args.torchcompile = 'inductor'
-        data = options.data or args.dataset
-        columns = (args.input_key, args.target_key, device)
-        training = Training(args, load_images(data, args.train_split, *columns), options.batches)
-        validation = load_images(data, args.val_split, *columns)
-        options.output.mkdir(parents=True, exist_ok=True)
         with FileLock(options.output / '.lock', timeout=0):  # the system's: a kill frees it
             training.resume(options.output)
             training.run(validation, options.output, options.shards)
-    except Timeout:
-        parser.exit(2, f'timm_selfconv.train: output={str(options.output)!r}: another training runs there\n')
+    except Timeout as e:
+        raise ValueError(f'output={str(options.output)!r}: another training runs there') from e
     except FloatingPointError as e:
-        parser.exit(1, f'timm_selfconv.train: {e}; {options.output} keeps the epochs before\n')
-    except (ValueError, OSError) as e:
-        parser.exit(2, f'timm_selfconv.train: {e}\n')
+        print(f'timm-selfconv: {e}; {options.output} keeps the epochs before', file=sys.stderr)
+        sys.exit(1)
     print(export_command(training, options, data))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    from timm_selfconv.cli import main as cli
+
+    cli(['train', *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == '__main__':

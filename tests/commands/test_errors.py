@@ -19,26 +19,26 @@ from timm_selfconv.cli import main
 
 
 @pytest.mark.parametrize('command,message', [
-    (['classify', 'resvit_cifar', 'x.png'], 'resvit_cifar has no trained weights'),
+    (['heads', 'resvit_cifar'], 'resvit_cifar has no trained weights'),
     (['classify', 'sa_quadratic_tinny_cifar', 'x.png'], 'did you mean sa_quadratic_tiny_cifar'),
-    (['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', ''], "checkpoint=''"),
+    (['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', ''], "--checkpoint: ''"),
     (['bench', 'sa_quadratic_tiny_cifar', '--train', '--fuse'], 'a fused net is for inference'),
-    (['classify', 'resnet_tiny_cifar', 'x.png', '--fuse'], 'has no SelfAttention2d layers to fuse'),
-    (['heads', 'sa_quadratic_tiny_cifar', '--images', 'nowhere.png'], "image 'nowhere.png'"),
+    (['eval', 'resnet_tiny_cifar', '--data', 'x', '--fuse'], 'has no SelfAttention2d layers to fuse'),
+    (['heads', 'sa_quadratic_tiny_cifar', '--images', 'nowhere.png'], "--images: 'nowhere.png'"),
     (['run', 'nowhere.py'], "script='nowhere.py'"),
     (['eval', 'sa_quadratic_tiny_cifar', '--data', '.', '--checkpoint', 'nowhere.safetensors'],
-     "checkpoint='nowhere.safetensors'"),
+     "--checkpoint: 'nowhere.safetensors'"),
     (['prune', 'sa_quadratic_h16_cifar', '--output', 'z'], 'sa_quadratic_h16_cifar has no trained weights'),
     (['prune', 'sa_quadratic_tiny_cifar', '--output', '.'], '. exists'),
-    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '0:1;2'], "heads='0:1;2': needs LAYER:HEAD,HEAD"),
-    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '0:1', '0:2'], "heads='0:2'"),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '0:1;2'], "'0:1;2': needs LAYER:HEAD,HEAD"),
+    (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '0:1', '0:2'], 'needs each layer once'),
     (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '9:1'], 'no layer 9'),
     (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--keep', '6'], 'keep=[6]: needs --data'),
     (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--keep', '6', '--data', '.', '--count', '0'],
      'count=0: needs at least 1'),
     (['prune', 'sa_learned_tiny_cifar', '--output', 'z'], 'say which heads to prune'),
-    (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', 'x', '--data', 'y', '--output', 'z', '--fact', 'seed'],
-     "fact='seed'"),
+    (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '.', '--data', 'y', '--output', 'z', '--fact', 'seed'],
+     "--fact: 'seed'"),
 ])
 def test_bad_input_ends_in_one_line(command, message, capsys):
     with pytest.raises(SystemExit) as error:
@@ -89,11 +89,12 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
 @pytest.mark.parametrize('command,message', [
     *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: cannot be loaded') for file in (
         'text.pt', 'empty.pt', 'text.safetensors', 'tensor.pt', 'word.pt', 'module.pt', 'other.pt', 'state.pt')),
-    *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: needs a weight file') for file in ('', '/dev/null')),
+    *(([*HEADS, '--checkpoint', file], f'--checkpoint: {file!r}: needs a weight file') for file in ('', '/dev/null')),
     (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', 'tensor.pt', '--data', 'data', '--output', 'out'],
      "checkpoint='tensor.pt': cannot be loaded"),
+    (['heads', 'local-dir:nets/nowhere'], "MODEL: 'local-dir:nets/nowhere': cannot be loaded"),
     *((['heads', f'local-dir:nets/{name}'], f"model='local-dir:nets/{name}': cannot be loaded") for name in (
-        'nowhere', 'text', 'list', 'unknown', 'damaged', 'wrong')),
+        'text', 'list', 'unknown', 'damaged', 'wrong')),
     *((['heads', name], f'model={name!r}: cannot be loaded') for name in (
         'hf-hub:nobody/nothing', 'hf-hub:nobody', 'hub:nobody/nothing', ':')),
     (['bench', 'hf-hub:nobody/nothing'], "model='hf-hub:nobody/nothing': cannot be loaded"),
@@ -163,7 +164,7 @@ def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):
     def bug(*args, **kwargs):
         raise TypeError('a bug')
 
-    monkeypatch.setattr('timm_selfconv.commands.look.report_heads', bug)
+    monkeypatch.setattr('timm_selfconv.look.heads.report_heads', bug)
     with pytest.raises(TypeError, match='a bug'):
         main(['heads', 'sa_quadratic_tiny_cifar', '--untrained'])
 

@@ -1,5 +1,6 @@
 """What a net sees: classify, demo, heads, figures, curves, explore."""
 import argparse
+import io
 import json
 import os
 from pathlib import Path
@@ -21,6 +22,24 @@ def test_classify(checkpoint, folder, capsys):
     main(['classify', 'sa_quadratic_tiny_cifar', f'{folder}/test/3/picture.png', '--checkpoint', checkpoint])
     out = capsys.readouterr().out
     assert 'picture.png' in out and 'probability' in out
+
+
+def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, folder, capsys, monkeypatch):
+    Path(folder, 'test', '3', 'broken.png').write_text('hello')
+    names = [f'{folder}/test/{i}/picture.png' for i in (3, 1, 2, 5)]
+    monkeypatch.setattr('sys.stdin', io.StringIO(f'{names[3]}\n'))
+    command = ['classify', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--topk', '11']
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, f'{folder}/test/3', f'{folder}/test/[12]/*.png', '-', '--json'])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 1 and 'broken.png' in printed.err and printed.err.count('\n') == 1
+    rows = json.loads(printed.out)
+    assert [row['picture'] for row in rows] == [name for name in names for _ in range(10)]
+    for name in names:
+        probabilities = [row['probability'] for row in rows if row['picture'] == name]
+        assert sum(probabilities) == pytest.approx(1) and probabilities == sorted(probabilities, reverse=True)
+    main([*command, names[0]])
+    assert "one of CIFAR-10's ten classes: airplane," in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('fuse', [['--fuse'], ['--fuse', '1e-4']], ids=str)
@@ -104,8 +123,8 @@ def test_figures(little, folder, tmp_path, capsys):
 
 @pytest.mark.parametrize('args,message', [
     (['--query', '4', '0'], 'query=(4, 0): needs a row and a column on the grid of 4 x 4'),
-    (['--images', 'nowhere.png'], "image 'nowhere.png': needs a readable picture"),
-    (['--images', 'a.png', '--data', 'b'], 'not both'),
+    (['--images', 'nowhere.png'], "--images: 'nowhere.png': needs a readable picture"),
+    (['--data', 'b', '--images', __file__], 'not allowed with'),
     (['--data', 'nowhere'], "data='nowhere': needs a folder"),
     (['--count', '0'], 'count=0: needs at least 1'),
     (['--run', 'nowhere'], (
@@ -134,7 +153,8 @@ def test_curves(tmp_path, capsys):
         (tmp_path / run / 'summary.csv').write_text('epoch,eval_top1\n0,40.0\n1,50.0\n')
     command = ['curves', str(tmp_path / 'a/x'), str(tmp_path / 'b/x'), '--out', str(tmp_path / 'curves.pdf')]
     main(command)
-    assert (tmp_path / 'curves.pdf').read_bytes().startswith(b'%PDF')
+    assert capsys.readouterr().out == f'{command[-1]}\n'
+    assert Path(command[-1]).read_bytes().startswith(b'%PDF')
     for wrong, message in [(command, 'exists'), (['curves', 'nowhere', '--out', 'a.png'], "run='nowhere'")]:
         with pytest.raises(SystemExit):
             main(wrong)
@@ -160,7 +180,7 @@ def test_explore(checkpoint, folder, tmp_path, capsys):
     ('resnet_tiny_cifar', 'data/test/3/picture.png', [], 'has no attention maps'),
     ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'truncated.safetensors'], 'checkpoint='),
     ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'truncated.pth'], 'checkpoint='),
-    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', 'a', '--checkpoint', 'b'], 'checkpoint='),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/picture.png', ['--checkpoint', '.', '--checkpoint', '.'], 'checkpoint='),
 ])
 def test_explore_that_fails_leaves_nothing(model, picture, extra, message, checkpoint, folder, tmp_path, capsys,
                                            monkeypatch):

@@ -15,7 +15,6 @@ import yaml
 from PIL import Image
 from timm.models import save_for_hf
 
-from timm_selfconv import train
 from timm_selfconv.data import open_images, preprocess
 from timm_selfconv.measure import counting
 from timm_selfconv.cli import main
@@ -104,8 +103,8 @@ def test_include_and_what_it_says_trains_on(tmp_path, capsys):
         (tmp_path / 'data' / 'test' / str(label)).mkdir(parents=True)
         Image.new('RGB', (32, 32), (60 * label, 99, 7)).save(tmp_path / 'data' / 'test' / str(label) / 'picture.png')
     net, output = f"local-dir:{tmp_path / 'net'}", str(tmp_path / 'rich')
-    command = ['include', net, 'sa_learned_content_cifar', '--output', output]
-    main(command)
+    include = ['include', net, 'sa_learned_content_cifar', '--output', output]
+    main(include)
     use, line = (line.split(':', 1)[1].strip() for line in capsys.readouterr().out.splitlines())
     rich = eval(use, dict(timm=timm)).eval()
     x = torch.randn(2, 3, 32, 32)
@@ -113,14 +112,14 @@ def test_include_and_what_it_says_trains_on(tmp_path, capsys):
     main(['heads', f"local-dir:{tmp_path / 'rich'}", '--images', str(tmp_path / 'data' / 'test' / '1' / 'picture.png')])
     assert 'residual' in capsys.readouterr().out
 
-    python, m, module, recipe, *arguments = shlex.split(line)
-    assert (python, m, module) == ('python', '-m', 'timm_selfconv.train')
-    train.main([recipe, *arguments, '--data', str(tmp_path / 'data'), '--device', 'cpu',
+    program, command, *arguments = shlex.split(line)
+    assert (program, command) == ('timm-selfconv', 'train')
+    main([command, *arguments, '--data', str(tmp_path / 'data'), '--device', 'cpu',
                 'train_split=test', 'batch_size=2', 'epochs=1', 'warmup_epochs=0', 'lr=1e-9'])
     trained = torch.load(tmp_path / 'rich-trained' / 'last.pth.tar', weights_only=False)['state_dict']
     torch.testing.assert_close(trained, dict(rich.state_dict()), rtol=0, atol=1e-6)  # at next to no learning rate
     with pytest.raises(SystemExit):
-        main(command)
+        main(include)
     assert 'exists' in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(['include', f"local-dir:{tmp_path / 'rich'}", 'sa_quadratic_cifar', '--output', str(tmp_path / 'poor')])

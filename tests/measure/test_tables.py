@@ -74,8 +74,7 @@ def test_the_zoo_is_listed_whole():
         assert row['weights'] == weights.weights_path(shipped).is_file()
         assert (row['accuracy'] is not None) == weights.card_path(shipped).is_file()
         assert (row['epochs'] is not None) == weights.card_path(shipped).is_file()
-    text = format_zoo(rows, wide=True)
-    assert 'apache-2.0' in text and '9,686,916' in text
+    assert '9,686,916' in format_zoo(rows)
     assert format_zoo(rows, 'github').startswith('| name')
 
 

@@ -1,14 +1,10 @@
-"""What the commands of `timm-selfconv` do; :mod:`timm_selfconv.cli` has the words that they understand.
+"""What the commands of ``timm-selfconv`` take and do; :mod:`timm_selfconv.cli` collects them.
 
-    nets      the net that a command was asked for
-    zoo       list, tables: read files alone, without torch
-    recipe    recipe: likewise
-    look      classify, demo, heads, figures, curves, explore
-    measure   eval, bench
-    weights   export, include, prune
-    publish   publish
-    scripts   run
+In any module here whose name has no underscore, a command NAME is two functions:
 
-A command NAME is the function `run_NAME` of its module, which is imported when it runs. What the user did wrong is a
-ValueError or an OSError; it ends in one line.
+    add_NAME(parser)    declares its arguments; what they accept is checked there (``type``)
+    run_NAME(args)      does it; its docstring is the help; a ValueError or an OSError ends in one line, exit status 2
+
+torch, timm, matplotlib and what imports them is imported in ``run_NAME``, once all that needs none of it is checked.
+_shared has what several commands take.
 """

@@ -1,21 +1,34 @@
 """How good and how fast a net is: eval, bench."""
-import argparse
 import dataclasses
 import itertools
 import json
+from argparse import ArgumentParser, Namespace
 
-import timm
-import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from timm_selfconv.measure import bench, evaluation
-from .nets import create_model, fused
+from ._shared import add_data, add_fuse, add_model, create_model, fused, natural
 
 
-def run_eval(args: argparse.Namespace) -> None:
+def add_eval(parser: ArgumentParser) -> None:
+    add_model(parser)
+    add_fuse(parser)
+    add_data(parser)
+    parser.add_argument('--data', required=True, help="folder or timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
+    parser.add_argument('--batch-size', type=natural, default=64)
+    parser.add_argument('--target-key', default='label', help='column of the labels (default: label)')
+    parser.add_argument('--class-map', metavar='FILE', help=(
+        "timm's class map, a class name per line; without it classes are matched by their names"))
+    parser.add_argument('--device', default='cpu')
+    parser.add_argument('--json', action='store_true', help='for machines')
+
+
+def run_eval(args: Namespace) -> None:
+    """Measure accuracy on a dataset."""
+    from timm_selfconv.measure.evaluation import evaluate
+
     model = fused(create_model(args.model, args.checkpoint, args.untrained, args.seed), args.fuse)
-    result = evaluation.evaluate(
+    result = evaluate(
         model, args.data, split=args.split, batch_size=args.batch_size, data_dir=args.data_dir,
         input_key=args.input_key, target_key=args.target_key, device=args.device, class_map=args.class_map)
     if args.json:
@@ -26,10 +39,28 @@ def run_eval(args: argparse.Namespace) -> None:
     print(tabulate(result.per_class.items(), headers=('class', 'accuracy'), floatfmt='.3f'))
 
 
-def run_bench(args: argparse.Namespace) -> None:
+def add_bench(parser: ArgumentParser) -> None:
+    add_model(parser)
+    add_fuse(parser)
+    parser.add_argument('--img-size', type=natural, nargs='+', default=[32], help='sides of the images (default: 32)')
+    parser.add_argument(
+        '--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)')
+    parser.add_argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both')
+    parser.add_argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards')
+    parser.add_argument('--against', choices=['operators'], help='time the net without its kernels too')
+    parser.add_argument('--threads', type=natural, help='how many of the CPU (default: as torch chooses)')
+    parser.add_argument('--seconds', type=float, default=3., help=(
+        'each is run for, at least, unless turns have taken ten times as long (default: 3)'))
+    parser.add_argument('--json', action='store_true', help='for machines')
+
+
+def run_bench(args: Namespace) -> None:
+    """Measure speed and memory, beside the released algorithm and the net's matrix products."""
+    import timm
+    import torch
+    from timm_selfconv.measure.bench import bench
+
     if args.threads is not None:
-        if args.threads < 1:
-            raise ValueError(f'threads={args.threads}: needs at least 1')
         torch.set_num_threads(args.threads)
     has_weights = ':' in args.model or timm.is_model_pretrained(args.model)
     model = create_model(
@@ -37,7 +68,7 @@ def run_bench(args: argparse.Namespace) -> None:
     each = itertools.product(args.dtype, args.img_size, args.batch_size)
     speeds = [
         speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)
-        for speed in bench.bench(model, size, batch, dtype, args.train, args.fuse, args.seconds, args.against)]
+        for speed in bench(model, size, batch, dtype, args.train, args.fuse, args.seconds, args.against)]
     if args.json:
         print(json.dumps(dict(
             model=args.model, train=args.train, threads=torch.get_num_threads(),

@@ -1,31 +1,46 @@
 """The command that puts the zoo on the Hub."""
-import argparse
 import tempfile
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from tqdm import tqdm
 
-from timm_selfconv import hub
-from timm_selfconv.data import open_images
-from timm_selfconv.files import new_folder
-from timm_selfconv.look.repository import write_repository
-from timm_selfconv.weights import shipped_names
+from ._shared import picture
 from .look import demo_pictures
 
 
-def run_publish(args: argparse.Namespace) -> None:
+def add_publish(parser: ArgumentParser) -> None:
+    parser.add_argument('models', nargs='*', metavar='MODEL', help='nets that have weights (default: all)')
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument('--owner', metavar='ORG', help='whose repositories; log in with: hf auth login')
+    target.add_argument('--output', '--folder', metavar='DIR', help='write the repositories here instead')
+    parser.add_argument('--images', nargs='+', type=picture, default=[], metavar='IMAGE', help=(
+        'pictures that the explorers show (default: two of those of demo)'))
+    parser.add_argument('--dry-run', action='store_true', help='say what would change')
+    parser.add_argument('--private', action='store_true', help='make new repositories that only their owner can see')
+
+
+def run_publish(args: Namespace) -> None:
+    """Bring nets and their pages to the Hub, one commit of what has changed each."""
+    from timm_selfconv.weights import shipped_names
+
     names = args.models or shipped_names()
     unknown = sorted(set(names) - set(shipped_names()))
     if unknown:
         raise ValueError(f'models={unknown}: no such weights; there are those of {shipped_names()}')
-    paths = [Path(image) for image in args.images] or demo_pictures()[:2]
+    paths = args.images or demo_pictures()[:2]
+    from timm_selfconv import hub
+    from timm_selfconv.data import open_images
+    from timm_selfconv.files import new_folder
+    from timm_selfconv.look.repository import write_repository
+
     pictures = dict(zip((path.stem for path in paths), open_images(paths)))
     for name in tqdm(names, unit='net', leave=False, disable=None):
         relatives = [other for other in names if other != name]
-        if args.folder:
-            with new_folder(Path(args.folder, name)) as folder:
+        if args.output:
+            with new_folder(Path(args.output, name)) as folder:
                 write_repository(name, folder, pictures, relatives)
-            tqdm.write(str(Path(args.folder, name)))
+            tqdm.write(str(Path(args.output, name)))
             continue
         repo_id = f'{args.owner}/{name}'
         with tempfile.TemporaryDirectory() as temporary:

@@ -1,49 +1,59 @@
 """New weight files from old: export, include, prune."""
-import argparse
 import dataclasses
 import json
 import re
 import shlex
 import shutil
 import tempfile
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
 
-import torch
-import torch.nn as nn
 from tabulate import tabulate
-from timm.data import resolve_data_config
-from timm.models import split_model_name_tag
 
-from timm_selfconv import hub, theory
-from timm_selfconv.data import data_name, preprocess, sample_pictures
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
-from timm_selfconv.measure import counting, evaluation
 from timm_selfconv.training.recipes import find_recipe
-from timm_selfconv.weights import weights_path
-from timm_selfconv.weights.history import HISTORY, find_history, read_history
-from .nets import create_model
+from ._shared import add_data, add_model, add_output, checkpoint, create_model, model_name, natural
 
 
-def run_export(args: argparse.Namespace) -> None:
-    for fact in args.fact:
-        if '=' not in fact:
-            raise ValueError(f'fact={fact!r}: needs KEY=VALUE')
-    name, _ = split_model_name_tag(args.model)  # a new tag is not registered before its file is there
-    path = Path(args.output, weights_path(args.model).name)
-    card = path.with_suffix('.md')
+def fact(text: str) -> Tuple[str, str]:
+    """A row of the card."""
+    key, equals, value = text.partition('=')
+    if not equals:
+        raise ArgumentTypeError(f'{text!r}: needs KEY=VALUE')
+    return key, value
+
+
+def add_export(parser: ArgumentParser) -> None:
+    parser.add_argument('model', type=model_name, metavar='MODEL')
+    parser.add_argument('--checkpoint', required=True, type=checkpoint, help="checkpoint, e.g. timm's last.pth.tar")
+    parser.add_argument('--data', required=True, help='CIFAR-10, as for eval')
+    add_output(parser, 'DIR', 'folder of the new files', Path)
+    parser.add_argument('--fact', action='append', type=fact, default=[], metavar='KEY=VALUE', help='a row of the card')
+
+
+def run_export(args: Namespace) -> None:
+    """Turn a training checkpoint into a weight file with a measured model card."""
+    from timm_selfconv.weights import weights_path
+    from timm_selfconv.weights.history import HISTORY, find_history, read_history
+
+    path = args.output / weights_path(args.model).name
     check_new(path)  # a card alone is what an export left that was killed
     history = find_history(Path(args.checkpoint).parent)  # of the run; shards have it beside their folder
     if history is not None:
         read_history(history)
+    from timm_selfconv import hub
+    from timm_selfconv.data import data_name
+    from timm_selfconv.measure.evaluation import evaluate, is_cifar10_test
+
+    name, card = args.model.partition('.')[0], path.with_suffix('.md')  # a new tag is not registered yet
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
         hub.save_weights(create_model(name, args.checkpoint), saved)
         model = create_model(name, str(saved))
-        result = evaluation.evaluate(model, args.data)
-        facts = dict(dict(fact.split('=', 1) for fact in args.fact), **{'SHA-256': sha256(saved)})
-        known = evaluation.is_cifar10_test(model, args.data)
-        measured_on = None if known else f'the test split of {data_name(args.data)}'
+        result = evaluate(model, args.data)
+        facts = dict(args.fact, **{'SHA-256': sha256(saved)})
+        measured_on = None if is_cifar10_test(model, args.data) else f'the test split of {data_name(args.data)}'
         ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # where pretrained=True finds it
         text = hub.model_card(
             args.model, result.top1, result.images, facts, measured_on, file=None if ships else path.name)
@@ -55,48 +65,54 @@ def run_export(args: argparse.Namespace) -> None:
     print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
 
 
-def run_include(args: argparse.Namespace) -> None:
-    folder = Path(args.output)
-    check_new(folder)
+def add_include(parser: ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument(
+        'target', type=model_name, metavar='TARGET', help='name of the richer net, e.g. sa_learned_content_cifar')
+    add_output(parser, 'DIR', 'new folder for the richer net')
+
+
+def run_include(args: Namespace) -> None:
+    """Turn a net into a richer one that computes the same, to train it on."""
+    import torch
+    from timm_selfconv import hub, theory
+
+    folder = args.output
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     torch.manual_seed(args.seed)  # new heads are initialised
     hub.save_folder(theory.include(model, args.target), folder)
     model_args = json.loads((folder / 'config.json').read_text())['model_args']
     train = shlex.join([
-        'python', '-m', 'timm_selfconv.train', 'finetune', '--output', f'{folder}-trained',
-        f'model={args.target}', f'initial_checkpoint={folder / "model.safetensors"}',
-        f'model_kwargs={json.dumps(model_args)}'])
+        'timm-selfconv', 'train', 'finetune', '--output', f'{folder}-trained', f'model={args.target}',
+        f'initial_checkpoint={folder / "model.safetensors"}', f'model_kwargs={json.dumps(model_args)}'])
     print(f'Use it:      timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
     print(f'Train it on: {train}')
 
 
-def parse_heads(heads: Sequence[str]) -> Dict[int, List[int]]:
-    """Heads of each layer from LAYER:HEAD,HEAD words.
-
-    Raises:
-        ValueError: If a word is not of that form, or a layer stands twice.
-    """
-    parsed: Dict[int, List[int]] = {}
-    for word in heads:
-        match = re.fullmatch(r'(\d+):(\d+(?:,\d+)*)', word)
-        if match is None or int(match[1]) in parsed:
-            raise ValueError(f'heads={word!r}: needs LAYER:HEAD,HEAD, counted from 0, once for each layer')
-        parsed[int(match[1])] = [int(head) for head in match[2].split(',')]
-    return parsed
+def layer_heads(text: str) -> Tuple[int, List[int]]:
+    """A layer and heads of it."""
+    match = re.fullmatch(r'(\d+):(\d+(?:,\d+)*)', text)
+    if match is None:
+        raise ArgumentTypeError(f'{text!r}: needs LAYER:HEAD,HEAD, counted from 0')
+    return int(match[1]), [int(head) for head in match[2].split(',')]
 
 
-def why_degenerate(model: nn.Module, heads: Dict[int, List[int]], min_eigenvalue: float) -> List[Dict[str, Any]]:
-    """Why heads are degenerate, one row per head."""
-    rows = []
-    for layer, eigenvalues in theory.precision_eigenvalues(model).items():
-        conditions = theory.condition_numbers(eigenvalues).tolist()
-        for head in heads.get(layer, []):
-            largest = float(eigenvalues[head, 1])
-            rows.append({
-                'layer': layer, 'head dropped': head, 'largest eigenvalue': largest,
-                'condition number': conditions[head],
-                'it attends to': 'all pixels alike' if largest < min_eigenvalue else 'a thin stripe'})
-    return rows
+def add_prune(parser: ArgumentParser) -> None:
+    add_model(parser)
+    add_data(parser, 'train')
+    add_output(parser, 'DIR', 'new folder for the smaller net')
+    parser.add_argument('--min-eigenvalue', type=float, default=1e-5, help=(
+        "drop heads whose precision's largest eigenvalue is below this (default: 1e-5)"))
+    parser.add_argument('--max-condition', type=float, default=1e5, help=(
+        "drop heads whose precision's condition number is above this (default: 1e5; the released code: 1e3)"))
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument('--heads', nargs='+', type=layer_heads, metavar='LAYER:HEAD,HEAD', help=(
+        'drop these instead, counted from 0'))
+    which.add_argument('--keep', type=int, nargs='+', metavar='HEADS', help=(
+        'keep so many of each layer instead, which take over what the others did on images of --data'))
+    parser.add_argument('--data', help='folder or name as for eval')
+    parser.add_argument('--count', type=natural, default=100, help='how many images of it (default: 100)')
+    parser.add_argument('--json', action='store_true', help='for machines')
 
 
 def train_on_command(folder: Path) -> str:
@@ -112,37 +128,50 @@ def train_on_command(folder: Path) -> str:
         '--model-kwargs', *(f'{k}={v!r}'.replace(' ', '') for k, v in model_kwargs.items())])
 
 
-def prune(model: nn.Module, args: argparse.Namespace) -> Tuple[nn.Module, List[Dict[str, Any]]]:
+def prune(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
     """The smaller net that the arguments ask for, and which heads it lost, a row each or a layer each."""
+    from timm_selfconv import theory
+    from timm_selfconv.data import preprocess, sample_pictures
+
     if args.keep:
-        if args.data is None:
-            raise ValueError(f'keep={args.keep}: needs --data, images on which heads take over what others did')
         pictures = sample_pictures(args.data, args.split, args.data_dir, args.input_key, args.count)
         merged, report = theory.merge_heads(model, args.keep, preprocess(model, pictures))
         return merged, [
             {'layer': merge.layer, 'heads dropped': list(merge.dropped), 'error of its sum of heads': merge.error}
             for merge in report]
-    if args.data is not None:
-        raise ValueError(f'data={args.data!r}: needs --keep, the numbers of heads; nothing else looks at images')
     if args.heads:
-        heads = parse_heads(args.heads)
-        return theory.prune_heads(model, heads), [
-            {'layer': layer, 'heads dropped': dropped} for layer, dropped in heads.items()]
+        return theory.prune_heads(model, dict(args.heads)), [
+            {'layer': layer, 'heads dropped': dropped} for layer, dropped in args.heads]
     heads = theory.degenerate_heads(model, args.min_eigenvalue, args.max_condition)
     if not heads:
         raise ValueError(f'model={args.model!r}: has no degenerate heads, nothing to prune')
-    return theory.prune_heads(model, heads), why_degenerate(model, heads, args.min_eigenvalue)
+    eigenvalues = theory.precision_eigenvalues(model)
+    rows = [{
+        'layer': layer, 'head dropped': head, 'largest eigenvalue': float(eigenvalues[layer][head, 1]),
+        'condition number': float(theory.condition_numbers(eigenvalues[layer])[head]),
+        'it attends to': 'all pixels alike' if eigenvalues[layer][head, 1] < args.min_eigenvalue else 'a thin stripe',
+    } for layer, dropped in heads.items() for head in dropped]
+    return theory.prune_heads(model, heads), rows
 
 
-def run_prune(args: argparse.Namespace) -> None:
-    folder = Path(args.output)
-    check_new(folder)
+def run_prune(args: Namespace) -> None:
+    """Drop heads that see all pixels alike or a thin stripe, heads you name, or those whose work others can do."""
+    if args.keep and args.data is None:
+        raise ValueError(f'keep={args.keep}: needs --data, images on which heads take over what others did')
+    if args.data is not None and not args.keep:
+        raise ValueError(f'data={args.data!r}: needs --keep, the numbers of heads; nothing else looks at images')
+    if args.heads and len(dict(args.heads)) < len(args.heads):
+        raise ValueError(f'heads={args.heads}: needs each layer once')
+    from timm.data import resolve_data_config
+    from timm_selfconv import hub
+    from timm_selfconv.measure.counting import count
+
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     pruned, rows = prune(model, args)
     input_size = resolve_data_config({}, model=model)['input_size']
-    before, after = counting.count(model, input_size), counting.count(pruned, input_size)
-    hub.save_folder(pruned, folder)
-    use, train = f'local-dir:{folder}', train_on_command(folder)
+    before, after = count(model, input_size), count(pruned, input_size)
+    hub.save_folder(pruned, args.output)
+    use, train = f'local-dir:{args.output}', train_on_command(args.output)
     if args.json:
         print(json.dumps(dict(
             model=use, dropped=rows, before=dataclasses.asdict(before), after=dataclasses.asdict(after), train=train),

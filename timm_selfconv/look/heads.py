@@ -7,6 +7,7 @@ import torch.nn as nn
 from PIL import Image
 from tabulate import tabulate
 from timm.models._input import get_model_input_config
+from tqdm import tqdm
 
 from timm_selfconv import theory
 from timm_selfconv.data import preprocess
@@ -104,8 +105,8 @@ def report_layer(layer: int, maps: torch.Tensor, kernel_size: int, by_position: 
 def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int) -> List[LayerReport]:
     """:func:`report_heads` for images as the net takes them, shape (B, C, height, width)."""
     by_position = not looks_at_content(model)
-    return [
-        report_layer(i, maps, kernel_size, by_position) for i, maps in enumerate(attention_maps(model, images))]
+    layers = tqdm(attention_maps(model, images), desc='heads', unit='layer', leave=False, disable=None)
+    return [report_layer(i, maps, kernel_size, by_position) for i, maps in enumerate(layers)]
 
 
 def report_heads(

@@ -152,8 +152,8 @@ def table(
         disable_numparse=True, colalign=['left' if header in left else 'right' for header in headers])
 
 
-def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
-    """:func:`paper_tables` for people, in 100 columns or with all that is known."""
+def format_tables(rows: List[Dict[str, Any]]) -> str:
+    """:func:`paper_tables` for people, in 100 columns."""
     texts, notes = [], list(dict.fromkeys(row['note'] for row in rows if row['note']))
     for source, number in dict.fromkeys((row['source'], row['table']) for row in rows):
         mine = [row for row in rows if (row['source'], row['table']) == (source, number)]
@@ -161,26 +161,19 @@ def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
         for row in mine:
             here, note = row['measured'], f" [{notes.index(row['note']) + 1}]" if row['note'] else ''
             line = {
-                'model': row['label'] + note, 'name here': row['name'], 'acc.\npubl.': published_text(row['accuracy']),
+                'model': row['label'] + note, 'acc.\npubl.': published_text(row['accuracy']),
                 'acc.\nhere': accuracy_text(here['accuracy'], here),
                 'epochs\nhere': here['epochs'] or '-',
                 'params\npubl.': row['parameters'], 'params\nhere': f"{here['parameters']:,}",
-                'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops']),
-                "fvcore's\nmult-adds": billions(here['fvcore_macs']),
-                'FLOPs with\nattn maps': billions(here['dense_flops']),
-                'FLOPs with\nattn as run': billions(here['flops'])}
+                'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops'])}
             if any(row['time_ratio'] for row in mine):
                 line['time\nSA / HA'] = f"{row['time_ratio']:.2f}" if row['time_ratio'] else '-'
             lines.append(line)
-        extra = ('name here', "fvcore's\nmult-adds", 'FLOPs with\nattn maps', 'FLOPs with\nattn as run')
-        texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(
-            lines, left=('model', 'name here'), leave_out=() if wide else extra))
+        texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines, left=('model',)))
     explanation = (
-        "FLOPs: the paper's way, 2 x multiply-adds of Linear and Conv2d" + (
-            '; with attention: 2 x all multiply-adds, through explicit maps and as the net runs; fvcore: multiply-adds '
-            'as fvcore counts them on the path that runs, with norms and pooling, given a handle for fused attention; '
-            if wide else '; --wide adds those of attention; ') +
-        'for one 3 x 32 x 32 image. Accuracy here: the shipped weights on all 10,000 test images, after the epochs '
+        "FLOPs: the paper's way, 2 x multiply-adds of Linear and Conv2d, for one 3 x 32 x 32 image; timm-selfconv list "
+        "has them with attention as the net runs, --json those of explicit attention maps and fvcore's count too. "
+        'Accuracy here: the shipped weights on all 10,000 test images, after the epochs '
         'beside it; - where none ship yet. Published: after 300 epochs (pruned nets: 100 more), by the report in '
         'training mode (dropout on) and at the best epoch on the test split.')
     texts += ['\n'.join(textwrap.fill(f'[{i}] {note}', 100) for i, note in enumerate(notes, 1)),
@@ -190,18 +183,15 @@ def format_tables(rows: List[Dict[str, Any]], wide: bool = False) -> str:
     return '\n\n'.join(texts)
 
 
-def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:
-    """:func:`zoo_rows` for people, in a format of tabulate's ('github' for Markdown), in 100 columns or with all."""
+def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
+    """:func:`zoo_rows` for people, in 100 columns and a format of tabulate's ('github' for Markdown)."""
     lines = [{
         'name': row['name'], 'parameters': f"{row['parameters']:,}", 'FLOPs': billions(row['flops']),
-        "FLOPs, the paper's way": billions(row['linear_conv_flops']),
         'published': published_text(row['paper'] or row['report']),
         'here': accuracy_text(row['accuracy'], row), 'epochs': row['epochs'] or '-',
-        'teacher': teacher_text(row, row['accuracy']), 'begun in': row['initialised_from'] or '-',
-        'license': row['license'],
+        'teacher': teacher_text(row, row['accuracy']),
     } for row in rows]
-    extra = () if wide else ("FLOPs, the paper's way", 'begun in', 'license')
-    return table(lines, ('name', 'teacher', 'begun in', 'license'), tablefmt, extra)
+    return table(lines, ('name', 'teacher'), tablefmt)
 
 
 def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:

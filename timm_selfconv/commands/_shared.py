@@ -1,0 +1,125 @@
+"""What several commands take: arguments, which are checked before torch is imported, and the net that they name."""
+import difflib
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Optional
+
+from timm_selfconv.files import check_new
+
+
+def natural(text: str) -> int:
+    """A whole number above 0."""
+    if int(text) < 1:
+        raise ArgumentTypeError(f'{text}: needs at least 1')
+    return int(text)
+
+
+def new_path(text: str) -> Path:
+    """A path that nothing has yet."""
+    check_new(text)
+    return Path(text)
+
+
+def picture(text: str) -> Path:
+    """A picture file."""
+    if not Path(text).is_file():
+        raise ArgumentTypeError(f'{text!r}: needs a readable picture file')
+    return Path(text)
+
+
+def checkpoint(text: str) -> str:
+    """A weight file, or a folder of safetensors shards."""
+    if not (text and (Path(text).is_file() or Path(text).is_dir())):
+        raise ArgumentTypeError(f'{text!r}: needs a weight file, or a folder of shards')
+    return text
+
+
+def model_name(text: str) -> str:
+    """A name of timm's registry (the zoo's are in it), read in the sources, or a folder's or the Hub's."""
+    source, colon, folder = text.partition(':')
+    if colon:
+        if source == 'local-dir' and not Path(folder, 'config.json').is_file():
+            raise ArgumentTypeError(f'{text!r}: cannot be loaded, there is no {Path(folder, "config.json")}')
+        return text
+    specs = (find_spec('timm'), find_spec('timm_selfconv'))
+    folders = [Path(folder, 'models') for spec in specs if spec for folder in spec.submodule_search_locations or ()]
+    entry = re.compile(r"^(?:@register_model\s+def |    ')(\w+)", re.MULTILINE)  # the latter: of retired names
+    names = {name for folder in folders for file in folder.glob('*.py') for name in entry.findall(file.read_text())}
+    if text.partition('.')[0] not in names:
+        near = ', '.join(difflib.get_close_matches(text, names))
+        raise ArgumentTypeError(f'{text!r}: there is no such model; ' + (
+            f'did you mean {near}?' if near else 'timm-selfconv list shows those of the zoo'))
+    return text
+
+
+def add_model(parser: ArgumentParser) -> None:
+    """Which net, and with which weights: the arguments of :func:`create_model`."""
+    parser.add_argument(
+        'model', type=model_name, metavar='MODEL', help='a name that timm-selfconv list shows, or local-dir:FOLDER')
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument(
+        '--checkpoint', type=checkpoint, metavar='FILE', help='weights of your own, or a folder of shards')
+    weights.add_argument('--untrained', action='store_true', help='take the net as it is before any training')
+    parser.add_argument('--seed', type=int, default=42, help='of --untrained (default: 42)')
+
+
+def add_fuse(parser: ArgumentParser) -> None:
+    """Whether and how closely a net is fused: the tolerance of :func:`fused`."""
+    parser.add_argument('--fuse', type=float, nargs='?', const=0., metavar='TOLERANCE', help=(
+        'run the net fused for inference, its attention maps off by at most TOLERANCE (default: rounding alone)'))
+
+
+def add_data(parser: ArgumentParser, split: str = 'test') -> None:
+    """Which images of a dataset: arguments of :func:`timm_selfconv.data.open_dataset`."""
+    parser.add_argument('--data-dir', help='where the files of a named dataset lie')
+    parser.add_argument('--split', default=split, help=f'split of the dataset (default: {split})')
+    parser.add_argument('--input-key', default='img', help='column of the images (default: img)')
+
+
+def add_output(parser: ArgumentParser, metavar: str, text: str, kind: Any = new_path) -> None:
+    """Where a result goes; argparse takes the beginning of an option for it, so ``--out`` is the same."""
+    parser.add_argument('--output', required=True, type=kind, metavar=metavar, help=text)
+
+
+def fused(model: Any, tolerance: Optional[float]) -> Any:
+    """A net fused within a tolerance, to rounding for 0, or as it is for None."""
+    from timm_selfconv.theory import fuse
+
+    return model if tolerance is None else fuse(model, tolerance or None)
+
+
+def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = False, seed: int = 42) -> Any:
+    """A net with its own weights, those of a checkpoint, or as it is initialised from a seed.
+
+    Raises:
+        ValueError: If there is no such net, or its weights can't be loaded or aren't finite.
+    """
+    import timm
+    import torch
+    from timm_selfconv import hub
+    from timm_selfconv.models._weights import require_hub
+
+    if untrained:
+        torch.manual_seed(seed)
+    try:
+        if name.startswith(('hf-hub:', 'hf_hub:')):
+            require_hub()
+        if checkpoint and Path(checkpoint).is_dir():
+            model = timm.create_model(name)
+            hub.load_shards(model, checkpoint)
+        else:
+            overlay = dict(file=checkpoint) if checkpoint else None
+            model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
+    except Exception as e:  # a file that is broken raises anything, a pickle above all
+        if checkpoint is None and ':' not in name:  # its own weights, or none: anything but this is a bug
+            if isinstance(e, RuntimeError):
+                raise ValueError(str(e)) from e
+            raise
+        source = f'model={name!r}' if checkpoint is None else f'checkpoint={checkpoint!r}'
+        raise ValueError(f'{source}: cannot be loaded ({e or type(e).__name__})') from e
+    for key, value in model.state_dict().items():
+        if not value.isfinite().all():
+            raise ValueError(f'model={name!r}: its weights hold values in {key} that are not finite')
+    return model
