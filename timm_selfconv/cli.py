@@ -153,7 +153,6 @@ def create_parser() -> argparse.ArgumentParser:
     target.add_argument('--folder', metavar='DIR', help='write the repositories here instead')
     sub.add_argument('--images', nargs='+', default=[], metavar='IMAGE', help=(
         'pictures that the explorers show (default: two of those of demo)'))
-    sub.add_argument('--dry-run', action='store_true', help='say what would change')
     sub.add_argument('--private', action='store_true', help='make new repositories that their owner alone can see')
 
     sub = command('scripts', 'run', "run a timm script (validate.py, benchmark.py, ...) with the zoo registered")

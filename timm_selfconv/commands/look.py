@@ -14,10 +14,10 @@ from tabulate import tabulate
 from timm_selfconv.data import classify, open_images, preprocess, sample_pictures
 from timm_selfconv.files import check_new, write_new
 from timm_selfconv.look import explorer
-from timm_selfconv.look.captions import net_caption
 from timm_selfconv.look.heads import format_heads, report_heads
 from timm_selfconv.measure import tables
 from timm_selfconv.models import CIFAR10_CLASSES
+from timm_selfconv.weights import net_caption
 from .nets import create_model, fused
 
 DEMO_MODEL = 'sa_quadratic_tiny_cifar'

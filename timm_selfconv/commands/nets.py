@@ -7,8 +7,9 @@ import timm
 import torch
 import torch.nn as nn
 
-from timm_selfconv import fuse, hub
-from timm_selfconv.models._weights import require_hub
+from timm_selfconv import fuse
+from timm_selfconv.weights.loading import require_hub
+from timm_selfconv.weights.saving import load_shards
 
 __all__ = ['create_model', 'fused']
 
@@ -48,7 +49,7 @@ def create_model(
             require_hub()
         if checkpoint and Path(checkpoint).is_dir():
             model = timm.create_model(name)
-            hub.load_shards(model, checkpoint)
+            load_shards(model, checkpoint)
         else:
             overlay = dict(file=checkpoint) if checkpoint else None
             model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)

@@ -5,19 +5,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from timm_selfconv import hub
 from timm_selfconv.data import open_images
 from timm_selfconv.files import new_folder
 from timm_selfconv.look.repository import write_repository
-from timm_selfconv.weights import shipped_names
+from timm_selfconv.weights import checksums
+from timm_selfconv.weights.publishing import collect, publish
 from .look import demo_pictures
 
 
 def run_publish(args: argparse.Namespace) -> None:
-    names = args.models or shipped_names()
-    unknown = sorted(set(names) - set(shipped_names()))
+    names = args.models or list(checksums())
+    unknown = sorted(set(names) - set(checksums()))
     if unknown:
-        raise ValueError(f'models={unknown}: no such weights; there are those of {shipped_names()}')
+        raise ValueError(f'models={unknown}: no such weights; there are those of {list(checksums())}')
     paths = [Path(image) for image in args.images] or demo_pictures()[:2]
     pictures = dict(zip((path.stem for path in paths), open_images(paths)))
     for name in tqdm(names, unit='net', leave=False, disable=None):
@@ -30,10 +30,7 @@ def run_publish(args: argparse.Namespace) -> None:
         repo_id = f'{args.owner}/{name}'
         with tempfile.TemporaryDirectory() as temporary:
             write_repository(name, temporary, pictures, relatives)
-            if args.dry_run:
-                sent = hub.differing_files(Path(temporary), repo_id)
-            else:
-                sent = hub.publish(temporary, repo_id, args.private)
-        tqdm.write(f'{repo_id}: {", ".join(sent) or "nothing new"}')
-    if args.owner and not args.dry_run:
-        print(hub.collect(names, args.owner))
+            news = publish(temporary, repo_id, args.private)
+        tqdm.write(f'{repo_id}: {"published" if news else "nothing new"}')
+    if args.owner:
+        print(collect(names, args.owner))

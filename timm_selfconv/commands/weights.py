@@ -15,12 +15,12 @@ from tabulate import tabulate
 from timm.data import resolve_data_config
 from timm.models import split_model_name_tag
 
-from timm_selfconv import hub, theory
+from timm_selfconv import theory
 from timm_selfconv.data import data_name, preprocess, sample_pictures
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
 from timm_selfconv.measure import counting, evaluation
 from timm_selfconv.training.recipes import find_recipe
-from timm_selfconv.weights import weights_path
+from timm_selfconv.weights import saving, weights_path
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
 from .nets import create_model
 
@@ -38,19 +38,19 @@ def run_export(args: argparse.Namespace) -> None:
         read_history(history)
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
-        hub.save_weights(create_model(name, args.checkpoint), saved)
+        saving.save_weights(create_model(name, args.checkpoint), saved)
         model = create_model(name, str(saved))
         result = evaluation.evaluate(model, args.data)
         facts = dict(dict(fact.split('=', 1) for fact in args.fact), **{'SHA-256': sha256(saved)})
         known = evaluation.is_cifar10_test(model, args.data)
         measured_on = None if known else f'the test split of {data_name(args.data)}'
         ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # where pretrained=True finds it
-        text = hub.model_card(
+        text = saving.model_card(
             args.model, result.top1, result.images, facts, measured_on, file=None if ships else path.name)
         replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
         if history is not None:
             replace_file(path.with_suffix(f'.{HISTORY}'), lambda file: shutil.copyfile(history, file))
-        hub.record_checksum(path, facts['SHA-256'])
+        saving.record_checksum(path, facts['SHA-256'])
         write_new(path, saved.read_bytes())
     print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
 
@@ -60,7 +60,7 @@ def run_include(args: argparse.Namespace) -> None:
     check_new(folder)
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     torch.manual_seed(args.seed)  # new heads are initialised
-    hub.save_folder(theory.include(model, args.target), folder)
+    saving.save_folder(theory.include(model, args.target), folder)
     model_args = json.loads((folder / 'config.json').read_text())['model_args']
     train = shlex.join([
         'python', '-m', 'timm_selfconv.train', 'finetune', '--output', f'{folder}-trained',
@@ -141,7 +141,7 @@ def run_prune(args: argparse.Namespace) -> None:
     pruned, rows = prune(model, args)
     input_size = resolve_data_config({}, model=model)['input_size']
     before, after = counting.count(model, input_size), counting.count(pruned, input_size)
-    hub.save_folder(pruned, folder)
+    saving.save_folder(pruned, folder)
     use, train = f'local-dir:{folder}', train_on_command(folder)
     if args.json:
         print(json.dumps(dict(
