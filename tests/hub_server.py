@@ -66,9 +66,13 @@ class Hub:
     def preupload(self, body, repo, revision):
         if repo not in self.repos:
             return 404, {'error': 'no such repository'}
+        there = {row['path']: row.get('lfs', row)['oid'] for row in self.tree(None, repo, revision)[1]}
         return 200, {'files': [
-            {'path': file['path'], 'shouldIgnore': False,
+            {'path': file['path'], 'shouldIgnore': False, 'oid': there.get(file['path']),
              'uploadMode': 'lfs' if file['path'].endswith('.safetensors') else 'regular'} for file in body['files']]}
+
+    def info(self, body, repo, revision):
+        return 200, {'id': repo, 'sha': self.commit_id(repo, revision)}
 
     def lfs_batch(self, body, repo):
         def describe(o):
@@ -155,6 +159,7 @@ ROUTES = [(method, re.compile(pattern), name) for method, pattern, name in (
     ('POST', '/lfs/([0-9a-f]{64})/verify', 'lfs_verify'),
     ('POST', f'/api/models/{REPO}/commit/(.+)', 'commit'),
     ('GET', f'/api/models/{REPO}/tree/(.+)', 'tree'),
+    ('GET', f'/api/models/{REPO}/revision/(.+)', 'info'),
     ('GET', f'/api/models/{REPO}/refs', 'refs'),
     ('POST', f'/api/models/{REPO}/tag/(.+)', 'tag'),
     ('DELETE', f'/api/models/{REPO}/tag/(.+)', 'untag'),

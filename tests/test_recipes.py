@@ -15,10 +15,11 @@ import yaml
 from PIL import Image
 from timm.utils import ParseKwargs
 
-from timm_selfconv import hub, weights
+from timm_selfconv import weights
 from timm_selfconv.measure.published import PAPER, PUBLISHED
 from timm_selfconv.models import zoo_names
 from timm_selfconv.training.recipes import read_recipe
+from timm_selfconv.weights.saving import save_weights
 from warm import WarmPython
 
 FOLDER = Path(__file__).resolve().parent.parent / 'recipes'
@@ -199,7 +200,7 @@ def test_published_hyper_parameters_are_the_default(line):
 def test_pruned_weights_start_the_training_of_the_pruned_net(tmp_path):
     """What --initial-checkpoint does; --pretrained-path would give the net a new classifier."""
     pruned = timm.create_model('sa_quadratic_gen_pruned_cifar', embed_dim=8)
-    hub.save_weights(pruned, tmp_path / 'pruned.safetensors', torch.float32)
+    save_weights(pruned, tmp_path / 'pruned.safetensors', torch.float32)
     model = timm.create_model(
         'sa_quadratic_gen_pruned_cifar', embed_dim=8, checkpoint_path=str(tmp_path / 'pruned.safetensors'))
     assert all(torch.equal(value, pruned.state_dict()[key]) for key, value in model.state_dict().items())

@@ -7,11 +7,12 @@
 - look: what a net sees: attention maps, heads, the papers' figures, the explorer.
 - measure: what a net costs and how good it is: counts, the papers' tables, accuracy, speed.
 - training: the trainer on one device, ``python -m timm_selfconv.train RECIPE``, and the keys of recipes.
-- weights: those that ship, their cards and histories. hub: how weights are saved and published.
+- weights: trained weights, their cards and histories: how they are found, checked, saved and published.
 - data: datasets and pictures. files: atomic writes.
 - cli: the command ``timm-selfconv``, ``python -m timm_selfconv`` where it is not installed.
 
-Imports run one way: cli, then look, measure and training, then theory, hub and data, then models, then layers.
+Imports run one way: cli, then look, measure and training, then theory and data, then models, then layers and weights,
+which import no other of these.
 """
 from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from timm.data import ImageDataset, create_dataset, create_transform, resolve_data_config
 from tqdm import trange
 
-from timm_selfconv.models._weights import require_hub
+from timm_selfconv.weights.loading import require_hub
 
 __all__ = [
     'PictureDataset', 'at_size', 'class_names', 'classify', 'data_config', 'data_name', 'load_images', 'match_classes',

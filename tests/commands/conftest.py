@@ -3,13 +3,13 @@ import pytest
 import timm
 from PIL import Image
 
-from timm_selfconv import hub
+from timm_selfconv.weights.saving import save_weights
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     file = tmp_path / 'net.safetensors'
-    hub.save_weights(timm.create_model('sa_quadratic_tiny_cifar'), file)
+    save_weights(timm.create_model('sa_quadratic_tiny_cifar'), file)
     return str(file)
 
 

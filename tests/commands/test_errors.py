@@ -114,7 +114,7 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
     ([*FIGURES, '--out', 'out', '--run', ''], "run=''"),
     (['curves', 'runs/bytes', '--out', 'out'], 'runs/bytes/summary.csv: needs numbers'),
     (['curves', 'runs/words', '--out', 'out'], 'runs/words/summary.csv: needs numbers'),
-    (['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody', '--dry-run'],
+    (['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody'],
      'nobody/resnet_tiny_cifar: '),
     (['prune', 'sa_quadratic_tiny_cifar', '--output', 'out', '--min-eigenvalue', 'nan'], 'min_eigenvalue=nan'),
 ], ids=lambda value: ' '.join(value) if isinstance(value, list) else '')
@@ -134,7 +134,7 @@ def test_what_is_broken_or_away_ends_in_one_line(command, message, broken, capsy
 @pytest.mark.parametrize('command', [
     ['heads', 'hf-hub:nobody/nothing'],
     ['eval', 'sa_quadratic_tiny_cifar', '--data', 'hfds/nobody/nothing'],
-    ['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody', '--dry-run'],
+    ['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/picture.png', '--owner', 'nobody'],
 ], ids=' '.join)
 def test_a_hub_that_does_not_answer_is_asked_once(command, silent, broken, capsys, monkeypatch):
     asked = []

@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from timm.models import save_for_hf
 
-from timm_selfconv import hub, weights
+from timm_selfconv import weights
 from timm_selfconv.cli import main
 from timm_selfconv.commands.look import DEMO_MODEL
+from timm_selfconv.weights.saving import save_weights
 
 SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
 
@@ -67,7 +68,7 @@ def test_heads(checkpoint, capsys):
 
 def test_heads_of_a_net_that_looks_at_content(folder, tmp_path, capsys):
     file = tmp_path / 'content.safetensors'
-    hub.save_weights(timm.create_model('sa_learned_content_tiny_cifar'), file)
+    save_weights(timm.create_model('sa_learned_content_tiny_cifar'), file)
     command = ['heads', 'sa_learned_content_tiny_cifar', '--checkpoint', str(file)]
     with pytest.raises(SystemExit):
         main(command)
@@ -83,7 +84,7 @@ def test_untrained_nets_are_those_of_their_seed(tmp_path, capsys):
 
     first = report('--untrained', '--seed', '1')
     torch.manual_seed(1)
-    hub.save_weights(timm.create_model('sa_quadratic_tiny_cifar'), tmp_path / 'net.safetensors', torch.float32)
+    save_weights(timm.create_model('sa_quadratic_tiny_cifar'), tmp_path / 'net.safetensors', torch.float32)
     assert first == report('--untrained', '--seed', '1') == report('--checkpoint', str(tmp_path / 'net.safetensors'))
     assert first != report('--untrained', '--seed', '2')
 

@@ -26,7 +26,7 @@ KILLS = 100 if os.environ.get('HYPOTHESIS_PROFILE') == 'deep' else 4  # of each 
 def forks():
     """Processes that have imported everything: forked from a server that has, and that runs no threads."""
     forks = multiprocessing.get_context('forkserver')
-    forks.set_forkserver_preload(['timm_selfconv.cli', 'timm_selfconv.hub', 'timm_selfconv.look.explorer',
+    forks.set_forkserver_preload(['timm_selfconv.cli', 'timm_selfconv.weights.saving', 'timm_selfconv.look.explorer',
                                   'timm_selfconv.look.figures', 'timm_selfconv.measure.evaluation'])
     return forks
 

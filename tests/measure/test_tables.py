@@ -94,7 +94,7 @@ def test_tables_fit_a_terminal_and_epochs_stand_beside_accuracies():
 
 def test_results_say_how_every_shipped_net_came_about():
     rows = {row['name']: row for row in results_rows()}
-    shipped = {name for name in weights.shipped_names() if weights.card_facts(name)}
+    shipped = {name for name in weights.checksums() if weights.card_facts(name)}
     assert set(rows) == {row.name for row in PUBLISHED if not row.differs} | shipped
     for name, row in rows.items():
         facts = [row[key] for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')]

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
-from timm_selfconv import attention_maps, hub
+from timm_selfconv import attention_maps
 from timm_selfconv.layers import ENCODINGS, RELATIVE, TERMS
 from timm_selfconv.models import SelfAttentionNet
 from timm_selfconv.theory import include, prune_heads
+from timm_selfconv.weights.saving import save_folder, save_weights
 
 SMALL = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2)
 CONTENT = ('content', 'content_position')
@@ -176,8 +177,8 @@ def test_everything_learns_after_two_steps(encoding, terms):
 def test_a_float16_file_keeps_the_logits(target, tmp_path):
     net = timm.create_model('sa_quadratic_tiny_cifar', pretrained=True).eval()
     rich = include(net, target)
-    hub.save_folder(rich, tmp_path / 'whole')
-    hub.save_weights(rich, tmp_path / 'half.safetensors')
+    save_folder(rich, tmp_path / 'whole')
+    save_weights(rich, tmp_path / 'half.safetensors')
     x = images(32, 32).float()
     again = timm.create_model(f"local-dir:{tmp_path / 'whole'}", pretrained=True).eval()
     torch.testing.assert_close(again(x), rich(x), rtol=0, atol=0)

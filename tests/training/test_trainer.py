@@ -17,6 +17,7 @@ import pytest
 import timm
 import timm.loss
 import timm.task
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 import yaml
@@ -24,7 +25,7 @@ from filelock import FileLock
 from PIL import Image
 from timm.data import create_transform
 
-from timm_selfconv import hub, train
+from timm_selfconv import train
 from timm_selfconv.data import at_size, load_images
 from timm_selfconv.models import zoo_names
 from timm_selfconv.cli import main as cli
@@ -33,6 +34,7 @@ from timm_selfconv.training import trainer
 from timm_selfconv.training.augment import Augment
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.weights.history import accuracies, read_history
+from timm_selfconv.weights.saving import load_shards
 
 RECIPES = Path(__file__).resolve().parent.parent.parent / 'recipes'
 TINY = str(RECIPES / 'muon_tiny.yaml')
@@ -457,7 +459,7 @@ def test_every_net_trains_resumes_and_exports(name, folder, tmp_path, capsys):
     assert list(rows[0]) == ['epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5', 'lr'] and len(rows) == 2
     kwargs = yaml.safe_load(f'{{{small}}}')
     model = timm.create_model(name, **kwargs)
-    hub.load_shards(model, tmp_path / 'out' / name)
+    load_shards(model, tmp_path / 'out' / name)
     wanted = {k: v.half().float() if v.is_floating_point() else v for k, v in checkpoint['state_dict'].items()}
     torch.testing.assert_close(model.state_dict(), wanted)
     exported = capsys.readouterr().out.strip().splitlines()[-1]
@@ -478,7 +480,7 @@ def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_p
     command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
     monkeypatch.chdir(tmp_path)
     cli(command[1:])
-    shipped = hub.safetensors.torch.load_file(tmp_path / 'run/weights/sa_quadratic_tiny_cifar.safetensors')
+    shipped = safetensors.torch.load_file(tmp_path / 'run/weights/sa_quadratic_tiny_cifar.safetensors')
     ema = torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=True)['state_dict_ema']
     torch.testing.assert_close(shipped, {k: v.half() for k, v in ema.items()})
     card = (tmp_path / 'run/weights/sa_quadratic_tiny_cifar.md').read_text()
@@ -491,7 +493,7 @@ def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_p
     command[command.index('--checkpoint') + 1] = str(tmp_path / 'out' / 'sa_quadratic_tiny_cifar')
     command[command.index('--output') + 1] = 'from_shards'
     cli(command[1:])
-    again = hub.safetensors.torch.load_file(tmp_path / 'from_shards/sa_quadratic_tiny_cifar.safetensors')
+    again = safetensors.torch.load_file(tmp_path / 'from_shards/sa_quadratic_tiny_cifar.safetensors')
     torch.testing.assert_close(again, shipped)
     assert (tmp_path / 'from_shards' / 'sa_quadratic_tiny_cifar.history.json').read_bytes() == history
     card = (tmp_path / 'from_shards' / 'sa_quadratic_tiny_cifar.md').read_text()

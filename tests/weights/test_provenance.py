@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from timm_selfconv import hub, weights
-from timm_selfconv.look.captions import net_caption
+from timm_selfconv import weights
 from timm_selfconv.measure.tables import format_results, format_tables, format_zoo, paper_tables, results_rows, zoo_rows
+from timm_selfconv.weights import saving
 
 
 @pytest.fixture
@@ -14,8 +14,8 @@ def ship(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
 
     def write(name, accuracy, **facts):
-        hub.record_checksum(weights.weights_path(name), '0' * 64)
-        weights.card_path(name).write_text(hub.model_card(
+        saving.record_checksum(weights.weights_path(name), '0' * 64)
+        weights.card_path(name).write_text(saving.model_card(
             name, accuracy, 10000, {key.replace('_', ' '): fact for key, fact in facts.items()}))
 
     return write
@@ -48,20 +48,20 @@ def test_the_most_accurate_weights_are_the_default(ship):
     assert [weights.default_weights(f'net.{tag}') for tag in ('taught', 'cifar10')] == ['net.taught', 'net']
 
 
-@pytest.mark.parametrize('name', weights.shipped_names())
+@pytest.mark.parametrize('name', weights.checksums())
 def test_a_tag_says_what_weights_are_evidence_of(name):
     began, taught = weights.origin(name), weights.teachers(name)
     tag = name.partition('.')[2] or 'cifar10'
     assert tag == ('cifar10' if not began and not taught else 'dist_cifar10' if not began else 'from_quadratic_cifar10')
-    assert {*taught, *([began] if began else [])} <= {n for n in weights.shipped_names()}
+    assert {*taught, *([began] if began else [])} <= set(weights.checksums())
 
 
-@pytest.mark.parametrize('name', weights.shipped_names())
+@pytest.mark.parametrize('name', weights.checksums())
 def test_teacher_and_origin_stand_wherever_an_accuracy_does(name):
     net, began, taught = name.partition('.')[0], weights.origin(name), weights.teachers(name)
     marks = ('*' if began else '') + ('†' if taught else '')
     shown = rf'{weights.measured_accuracy(name):.4f}{re.escape(marks)}(?![*†])'
-    caption = net_caption(name if '.' in name else f'{name}.cifar10')
+    caption = weights.net_caption(name if '.' in name else f'{name}.cifar10')
     assert weights.provenance(name) in caption and all(other in caption for other in (began, *taught) if other)
     results, row = results_rows(), next(row for row in results_rows() if row['name'] == name)
     assert (row['initialised_from'], row['teacher']) == (began, ', '.join(taught) or None)
@@ -75,3 +75,17 @@ def test_teacher_and_origin_stand_wherever_an_accuracy_does(name):
         starts = {re.escape(row['label']) + r'(  | \[)' for row in rows if row['name'] == net}
         lines = [line for line in format_tables(rows).splitlines() if any(re.match(start, line) for start in starts)]
         assert len(lines) >= len(starts) and all(re.search(shown, line) for line in lines)
+
+
+def test_where_weights_are_from_and_how_good_they_are():
+    accuracy = weights.measured_accuracy('sa_learned_tiny_cifar')
+    learned, taught = map(weights.net_caption, ('sa_learned_tiny_cifar', 'sa_quadratic_cifar'))
+    assert learned.endswith(f"{100 * accuracy:.1f} % of CIFAR-10's test images right")
+    assert 'epochs, ' in learned
+    assert weights.net_caption('san_patchwise_hier_cifar').startswith('from scratch, labels only, 1 epoch, ')
+    assert taught.startswith('taught by resnet18_cifar, ')
+    assert taught == weights.net_caption('sa_quadratic_cifar.dist_cifar10')
+    assert weights.net_caption('sa_quadratic_cifar.cifar10') == 'its own weights'  # that tag has none
+    assert weights.net_caption('sa_learned_tiny_cifar', 'folder/last.pth.tar') == 'weights of last.pth.tar'
+    assert weights.net_caption('sa_learned_cifar', untrained=True) == 'untrained'
+    assert weights.net_caption('local-dir:pruned') == 'its own weights'

@@ -98,8 +98,8 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
     """
     import timm
     import torch
-    from timm_selfconv import hub
-    from timm_selfconv.models._weights import require_hub
+    from timm_selfconv.weights.loading import require_hub
+    from timm_selfconv.weights.saving import load_shards
 
     if untrained:
         torch.manual_seed(seed)
@@ -108,7 +108,7 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
             require_hub()
         if checkpoint and Path(checkpoint).is_dir():
             model = timm.create_model(name)
-            hub.load_shards(model, checkpoint)
+            load_shards(model, checkpoint)
         else:
             overlay = dict(file=checkpoint) if checkpoint else None
             model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)

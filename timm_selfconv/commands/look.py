@@ -162,7 +162,7 @@ def run_figures(args: Namespace) -> None:
         raise ValueError(f"output='{args.output}': becomes a folder of files; name it, and their kind by --format")
     from timm_selfconv.look import figures
     from timm_selfconv.data import open_images, preprocess, sample_pictures
-    from timm_selfconv.look.captions import net_caption
+    from timm_selfconv.weights import net_caption
 
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     pictures = open_images(args.images)
@@ -218,7 +218,7 @@ def run_explore(args: Namespace) -> None:
         raise ValueError(f'checkpoint={args.checkpoint!r}: needs one for each of {names} at most')
     from timm_selfconv.data import open_images
     from timm_selfconv.files import write_new
-    from timm_selfconv.look.captions import net_caption
+    from timm_selfconv.weights import net_caption
     from timm_selfconv.look.explorer import explorer_page
 
     pictures = open_images(args.images)

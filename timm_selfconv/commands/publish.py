@@ -16,23 +16,22 @@ def add_publish(parser: ArgumentParser) -> None:
     target.add_argument('--output', '--folder', metavar='DIR', help='write the repositories here instead')
     parser.add_argument('--images', nargs='+', type=picture, default=[], metavar='IMAGE', help=(
         'pictures that the explorers show (default: two of those of demo)'))
-    parser.add_argument('--dry-run', action='store_true', help='say what would change')
     parser.add_argument('--private', action='store_true', help='make new repositories that only their owner can see')
 
 
 def run_publish(args: Namespace) -> None:
     """Bring nets and their pages to the Hub, one commit of what has changed each."""
-    from timm_selfconv.weights import shipped_names
+    from timm_selfconv.weights import checksums
 
-    names = args.models or shipped_names()
-    unknown = sorted(set(names) - set(shipped_names()))
+    names = args.models or list(checksums())
+    unknown = sorted(set(names) - set(checksums()))
     if unknown:
-        raise ValueError(f'models={unknown}: no such weights; there are those of {shipped_names()}')
+        raise ValueError(f'models={unknown}: no such weights; there are those of {list(checksums())}')
     paths = args.images or demo_pictures()[:2]
-    from timm_selfconv import hub
     from timm_selfconv.data import open_images
     from timm_selfconv.files import new_folder
     from timm_selfconv.look.repository import write_repository
+    from timm_selfconv.weights.publishing import collect, publish
 
     pictures = dict(zip((path.stem for path in paths), open_images(paths)))
     for name in tqdm(names, unit='net', leave=False, disable=None):
@@ -45,10 +44,7 @@ def run_publish(args: Namespace) -> None:
         repo_id = f'{args.owner}/{name}'
         with tempfile.TemporaryDirectory() as temporary:
             write_repository(name, temporary, pictures, relatives)
-            if args.dry_run:
-                sent = hub.differing_files(Path(temporary), repo_id)
-            else:
-                sent = hub.publish(temporary, repo_id, args.private)
-        tqdm.write(f'{repo_id}: {", ".join(sent) or "nothing new"}')
-    if args.owner and not args.dry_run:
-        print(hub.collect(names, args.owner))
+            news = publish(temporary, repo_id, args.private)
+        tqdm.write(f'{repo_id}: {"published" if news else "nothing new"}')
+    if args.owner:
+        print(collect(names, args.owner))

@@ -42,25 +42,25 @@ def run_export(args: Namespace) -> None:
     history = find_history(Path(args.checkpoint).parent)  # of the run; shards have it beside their folder
     if history is not None:
         read_history(history)
-    from timm_selfconv import hub
+    from timm_selfconv.weights import saving
     from timm_selfconv.data import data_name
     from timm_selfconv.measure.evaluation import evaluate, is_cifar10_test
 
     name, card = args.model.partition('.')[0], path.with_suffix('.md')  # a new tag is not registered yet
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
-        hub.save_weights(create_model(name, args.checkpoint), saved)
+        saving.save_weights(create_model(name, args.checkpoint), saved)
         model = create_model(name, str(saved))
         result = evaluate(model, args.data)
         facts = dict(args.fact, **{'SHA-256': sha256(saved)})
         measured_on = None if is_cifar10_test(model, args.data) else f'the test split of {data_name(args.data)}'
         ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # where pretrained=True finds it
-        text = hub.model_card(
+        text = saving.model_card(
             args.model, result.top1, result.images, facts, measured_on, file=None if ships else path.name)
         replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
         if history is not None:
             replace_file(path.with_suffix(f'.{HISTORY}'), lambda file: shutil.copyfile(history, file))
-        hub.record_checksum(path, facts['SHA-256'])
+        saving.record_checksum(path, facts['SHA-256'])
         write_new(path, saved.read_bytes())
     print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
 
@@ -75,12 +75,13 @@ def add_include(parser: ArgumentParser) -> None:
 def run_include(args: Namespace) -> None:
     """Turn a net into a richer one that computes the same, to train it on."""
     import torch
-    from timm_selfconv import hub, theory
+    from timm_selfconv import theory
+    from timm_selfconv.weights import saving
 
     folder = args.output
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     torch.manual_seed(args.seed)  # new heads are initialised
-    hub.save_folder(theory.include(model, args.target), folder)
+    saving.save_folder(theory.include(model, args.target), folder)
     model_args = json.loads((folder / 'config.json').read_text())['model_args']
     train = shlex.join([
         'timm-selfconv', 'train', 'finetune', '--output', f'{folder}-trained', f'model={args.target}',
@@ -163,14 +164,14 @@ def run_prune(args: Namespace) -> None:
     if args.heads and len(dict(args.heads)) < len(args.heads):
         raise ValueError(f'heads={args.heads}: needs each layer once')
     from timm.data import resolve_data_config
-    from timm_selfconv import hub
+    from timm_selfconv.weights import saving
     from timm_selfconv.measure.counting import count
 
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     pruned, rows = prune(model, args)
     input_size = resolve_data_config({}, model=model)['input_size']
     before, after = count(model, input_size), count(pruned, input_size)
-    hub.save_folder(pruned, args.output)
+    saving.save_folder(pruned, args.output)
     use, train = f'local-dir:{args.output}', train_on_command(args.output)
     if args.json:
         print(json.dumps(dict(

@@ -2,7 +2,6 @@
 
 - attention_maps: where every query looks, in every layer.
 - heads: what every head does, and how convolutional the layers are.
-- captions: where a net's weights are from, in a line.
 - explorer: one page in which a pointer over a picture lights up all maps (its parts lie in page).
 - figures: the papers' figures, for any net with attention. gallery: some of them.
 - repository: all of these as a net's repository on the Hub.

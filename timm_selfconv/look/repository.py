@@ -8,9 +8,9 @@ from PIL import Image
 from timm.models import save_for_hf
 
 from timm_selfconv.data import preprocess
-from timm_selfconv.hub import write_errors
-from timm_selfconv.models._weights import OWNER, WEIGHTS_FILE, hub_id, read_weights
 from timm_selfconv.weights import card_path
+from timm_selfconv.weights.loading import OWNER, WEIGHTS_FILE, read_weights
+from timm_selfconv.weights.saving import write_errors
 from .explorer import explorer_page
 from .figures import draw_figures, save_figure
 
@@ -46,10 +46,9 @@ def write_repository(
     """
     folder = Path(folder)
     model = timm.create_model(name, pretrained=True).eval()
-    repository, _ = hub_id(name).split('@')
     with write_errors(folder):
-        save_for_hf(
-            model, str(folder), safe_serialization=True, model_config=dict(pretrained_cfg=dict(hf_hub_id=repository)))
+        config = dict(pretrained_cfg=dict(hf_hub_id=f'{OWNER}/{name}'))
+        save_for_hf(model, str(folder), safe_serialization=True, model_config=config)
     (folder / WEIGHTS_FILE).write_bytes(read_weights(name))  # the shipped bytes, float16
     shown = ''
     with torch.inference_mode():

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from timm_selfconv.files import replace_file
 from timm_selfconv.weights import LICENSE, card_facts, checksums, default_weights, measured_accuracy, origin, \
-    shipped_names, teachers
+    teachers
 from .published import PAPER, PUBLISHED, REPORT
 
 tabulate.MIN_PADDING = 0  # of headers, else the tables take 15 columns more
@@ -109,7 +109,7 @@ def zoo_rows() -> List[Dict[str, Any]]:
 def results_rows() -> List[Dict[str, Any]]:
     """One row per net with a published accuracy and per weights that ship: accuracies, and how ours came about."""
     published = published_accuracies()
-    facts = {name: card_facts(name) for name in sorted({*shipped_counts(), *shipped_names()})}
+    facts = {name: card_facts(name) for name in sorted({*shipped_counts(), *checksums()})}
     rows = [{
         'name': name,
         'paper': published.get((PAPER, name)),

@@ -26,9 +26,9 @@ from timm.utils import ModelEmaV3, random_seed
 
 from timm_selfconv.data import Images, at_size, data_name
 from timm_selfconv.files import replace_file
-from timm_selfconv.hub import save_shards
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import HISTORY, write_history
+from timm_selfconv.weights.saving import save_shards
 from .augment import Augment
 from .distillation import Student, distillation_loss, logits_and_maps, map_loss
 from .initialization import whiten_stem

@@ -1,4 +1,10 @@
-"""The weights that ship, each with its model card; read here without torch. SHA256SUMS lists all of this version.
+"""Trained weights: the files, their model cards and histories; all that is known of them is known here.
+
+- ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: weights that ship, with card and history. SHA256SUMS: all
+  weights of this version.
+- this file: their names and what their cards say, read without torch. history: the history of a training.
+- loading: checked bytes, from the package, the Hub's cache or the Hub. saving: weight files, shards, cards.
+- publishing: repositories on the Hub.
 
 A tag says what weights are evidence of. ``cifar10``: trained from scratch, with labels only; their files go by the name
 of the net. ``dist_cifar10``: had a teacher. ``from_quadratic_cifar10``: begun in another net. These go by ``name.tag``.
@@ -10,8 +16,8 @@ from typing import Dict, List, Optional
 from huggingface_hub import ModelCard
 
 __all__ = [
-    'LICENSE', 'WEIGHTS_DIR', 'card_facts', 'card_path', 'checksums', 'default_weights', 'measured_accuracy', 'origin',
-    'provenance', 'shipped_names', 'teachers', 'weights_path',
+    'LICENSE', 'WEIGHTS_DIR', 'card_facts', 'card_path', 'checksums', 'default_weights', 'measured_accuracy',
+    'net_caption', 'origin', 'provenance', 'teachers', 'weights_path',
 ]
 
 WEIGHTS_DIR = Path(__file__).resolve().parent
@@ -33,15 +39,10 @@ def card_path(name: str) -> Path:
 
 
 def checksums() -> Dict[str, str]:
-    """SHA-256 of all weight files of this version, in the package or on the Hub, by name."""
+    """SHA-256 of all weights of this version, in the package or on the Hub, by sorted name."""
     file = WEIGHTS_DIR / 'SHA256SUMS'
     lines = file.read_text().splitlines() if file.is_file() else []
-    return {Path(file).stem: checksum for checksum, file in (line.split() for line in lines)}
-
-
-def shipped_names() -> List[str]:
-    """Names of all weights of this version, in the package or on the Hub, as :func:`weights_path` takes them."""
-    return sorted(checksums())
+    return dict(sorted((Path(file).stem, checksum) for checksum, file in map(str.split, lines)))
 
 
 def default_weights(name: str) -> str:
@@ -53,7 +54,7 @@ def default_weights(name: str) -> str:
     Returns:
         The name itself if none ship.
     """
-    tagged = [n for n in shipped_names() if n.partition('.')[0] == name] or [name.removesuffix('.cifar10')]
+    tagged = [n for n in checksums() if n.partition('.')[0] == name] or [name.removesuffix('.cifar10')]
     if len(tagged) == 1:  # cards take time to read, and this runs for every net when the package is imported
         return tagged[0]
     return max(tagged, key=lambda shipped: measured_accuracy(shipped) or 0.)
@@ -115,3 +116,23 @@ def provenance(name: str) -> str:
     told = [f'begun in {begun}'] if begun else []
     told += [f'taught by {", ".join(taught)}'] if taught else []
     return ', '.join(told) or 'from scratch, labels only'
+
+
+def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = False) -> str:
+    """Where a net's weights are from, with their teacher and origin, and the accuracy that their card states.
+
+    Args:
+        name: Its registered name, with a tag or without, or a folder's or the Hub's (``local-dir:``, ``hf-hub:``).
+        checkpoint: File or folder of its weights, if they are not its own.
+        untrained: It has none.
+    """
+    if untrained:
+        return 'untrained'
+    if checkpoint is not None:
+        return f'weights of {Path(checkpoint).name}'
+    weights = default_weights(name)
+    accuracy, epochs = measured_accuracy(weights), card_facts(weights).get('epochs')
+    if accuracy is None:
+        return 'its own weights'
+    trained = f'{epochs} epoch{"" if epochs == "1" else "s"}, ' if epochs else ''
+    return f"{provenance(weights)}, {trained}{100 * accuracy:.1f} % of CIFAR-10's test images right"

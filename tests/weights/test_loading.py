@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 from timm.models import generate_default_cfgs
 
-from timm_selfconv import hub, weights
-from timm_selfconv.models import _cfg, _weights, zoo_names
+from timm_selfconv import weights
+from timm_selfconv.models import _cfg, zoo_names
+from timm_selfconv.weights import loading, saving
 
 
 @pytest.mark.parametrize('name', zoo_names())
@@ -34,21 +34,17 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
 def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
     """As timm has it: where no tag is named, the first that has weights, so the most accurate come first."""
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
-    for stem in ('net', 'net.included', 'network', 'other.longer'):
-        save_file({'weight': torch.zeros(1)}, tmp_path / f'{stem}.safetensors')
-        hub.record_checksum(tmp_path / f'{stem}.safetensors', '0' * 64)
-    (tmp_path / 'net.included.safetensors').unlink()  # it may lie on the Hub alone
+    for stem in ('net', 'net.included', 'network', 'other.longer'):  # the files may lie on the Hub
+        saving.record_checksum(tmp_path / f'{stem}.safetensors', '0' * 64)
     cfgs = generate_default_cfgs(_cfg.cifar_cfgs('net', 'other', classifier='head.fc'))
     assert [list(cfgs[name].tags) for name in ('net', 'other')] == [['cifar10', 'included'], ['longer', 'cifar10']]
-    assert [cfg.file for cfg in cfgs['net'].cfgs.values()] == [
-        str(tmp_path / 'net.safetensors'), None]
-    assert cfgs['net'].cfgs['included'].hf_hub_id == _weights.hub_id('net.included')
-    assert cfgs['other'].cfgs['cifar10'].file is None and cfgs['other'].default.classifier == 'head.fc'
+    assert cfgs['net'].cfgs['included'].hf_hub_id == loading.hub_id('net.included')
+    assert not cfgs['other'].cfgs['cifar10'].has_weights and cfgs['other'].default.classifier == 'head.fc'
 
 
 def test_weights_of_ones_own_need_none_that_ship(tmp_path):
     model = timm.create_model('sa_quadratic_gen_cifar', embed_dim=8, depth=1)
-    hub.save_weights(model, tmp_path / 'own.safetensors', dtype=torch.float32)
+    saving.save_weights(model, tmp_path / 'own.safetensors', dtype=torch.float32)
     for overlay in (dict(file=str(tmp_path / 'own.safetensors')), dict(state_dict=model.state_dict())):
         loaded = timm.create_model(
             'sa_quadratic_gen_cifar', pretrained=True, pretrained_cfg_overlay=overlay, embed_dim=8, depth=1)
@@ -68,7 +64,7 @@ def shipped(tmp_path, monkeypatch):
     """A weight file of the package, to be damaged."""
     file = tmp_path / 'net.safetensors'
     shutil.copyfile(weights.weights_path('resnet_tiny_cifar'), file)
-    monkeypatch.setattr(_weights, 'weights_path', lambda name: file)
+    monkeypatch.setattr(loading, 'weights_path', lambda name: file)
     return file
 
 

@@ -1,19 +1,21 @@
-"""Where trained weights come from: the package, else the Hub's cache, else the Hub. Their bytes are checked."""
+"""Weights of the zoo's nets: the package's, else those in the Hub's cache, else the Hub's. Their bytes are checked."""
 import os
 import re
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import safetensors.torch
 import torch
 from huggingface_hub import constants, get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url, \
     try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
+from timm.models import PretrainedCfg
 
-from timm_selfconv.weights import checksums, weights_path
+from . import checksums, default_weights, weights_path
 
-__all__ = ['OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'load_weights', 'read_weights', 'require_hub']
+__all__ = [
+    'OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'own_state_dict', 'read_weights', 'require_hub', 'weight_sources']
 
 WEIGHTS_FILE = 'model.safetensors'  # on the Hub
 OWNER = os.environ.get('TIMM_SELFCONV_HUB', 'timm-selfconv')
@@ -21,12 +23,42 @@ REVISION = 'v0.2.0'  # the tag of each repository that belongs to this version o
 
 
 def hub_id(name: str) -> str:
-    """The repository of a net on the Hub, with its tag, as timm's ``hf_hub_id``."""
+    """The repository of weights on the Hub, with its tag, as timm's ``hf_hub_id``."""
     return f'{OWNER}/{name}@{REVISION}'
 
 
+def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
+    """Keys of timm's configurations that say where the weights of a net are, by tag.
+
+    The tag of the most accurate weights comes first, as timm takes the first one with weights for the default. The tag
+    ``cifar10`` is always there, without a source if there are no such weights.
+
+    Args:
+        name: Registered name of the net.
+    """
+    tagged = [entry for entry in checksums() if entry.partition('.')[0] == name]
+    return {
+        entry.partition('.')[2] or 'cifar10': dict(hf_hub_id=hub_id(entry), hf_hub_filename=WEIGHTS_FILE)
+        if entry in tagged else {} for entry in (default_weights(name), *tagged, name)}
+
+
+def own_state_dict(cfg: PretrainedCfg) -> Optional[Dict[str, torch.Tensor]]:
+    """State dict that a configuration of :func:`weight_sources` stands for, parsed from bytes that were checked.
+
+    Returns:
+        None if the configuration names weights from elsewhere.
+
+    Raises:
+        RuntimeError: See :func:`read_weights`.
+    """
+    name = f'{cfg.architecture}.{cfg.tag}'.removesuffix('.cifar10')
+    if cfg.state_dict or cfg.file or cfg.source not in (None, '', 'timm') or cfg.hf_hub_id != hub_id(name):
+        return None
+    return safetensors.torch.load(read_weights(name))
+
+
 def contents(name: str) -> Iterator[Tuple[bytes, str]]:
-    """Yields candidates for the content of a net's weight file, each with what helps if it is damaged."""
+    """Yields candidates for the content of a weight file, each with the remedy if it is damaged."""
     path = weights_path(name)
     if path.is_file():
         yield path.read_bytes(), f'{path} is not the one of the package: install it anew'
@@ -39,10 +71,10 @@ def contents(name: str) -> Iterator[Tuple[bytes, str]]:
 
 
 def read_weights(name: str) -> bytes:
-    """Content of a net's weight file: the package's, else that in the Hub's cache if it is whole, else the Hub's.
+    """Content of a weight file: the package's, else that in the Hub's cache if it is whole, else the Hub's.
 
     Args:
-        name: A registered net, with its tag if it is not the default one.
+        name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
 
     Raises:
         RuntimeError: If it can't be had, or its bytes are not those that this version of the package was released with.
@@ -55,11 +87,6 @@ def read_weights(name: str) -> bytes:
     raise RuntimeError(
         f'{name}: its weights are damaged or of another version (their SHA-256 is not that of weights/SHA256SUMS); '
         f'{remedy}')
-
-
-def load_weights(name: str) -> Dict[str, torch.Tensor]:
-    """State dict of a net, parsed from the same bytes that :func:`read_weights` has checked."""
-    return safetensors.torch.load(read_weights(name))
 
 
 def require_hub() -> None:
@@ -79,7 +106,7 @@ def require_hub() -> None:
 
 
 def download(name: str, anew: bool) -> Path:
-    """Downloads the weight file of a net; ``anew`` replaces the one in the client's cache."""
+    """Download a weight file; ``anew`` replaces the one in the client's cache."""
     repo: Dict[str, Any] = dict(repo_id=f'{OWNER}/{name}', filename=WEIGHTS_FILE, revision=REVISION)
     remedy = f"pretrained=False, or weights of your own: pretrained_cfg_overlay=dict(file='{WEIGHTS_FILE}')"
     if constants.HF_HUB_OFFLINE:
@@ -92,13 +119,11 @@ def download(name: str, anew: bool) -> Path:
         if not re.fullmatch(r'\w[\w.=+-]*', etag or ''):  # the client writes to a path that ends in it
             raise OSError(f'its ETag {etag!r} is no name of a file')
         return Path(hf_hub_download(**repo, force_download=anew))
-    except HfHubHTTPError as e:
-        answer = 'is not there or not for you (log in: hf auth login)' if e.response.status_code in (401, 403, 404) \
-            else f'answers {e.response.status_code}'
-        raise RuntimeError(
-            f'{name}: {OWNER}/{name} on {constants.ENDPOINT} {answer}; TIMM_SELFCONV_HUB names another owner, or take '
-            f'{remedy}') from e
     except Exception as e:  # whatever the client's HTTP library raises: it changed with the client's versions
-        raise RuntimeError(
-            f'{name}: cannot be downloaded from {constants.ENDPOINT} ({e or type(e).__name__}); check the '
-            f'network, or take {remedy}') from e
+        problem = f'cannot be downloaded from {constants.ENDPOINT} ({e or type(e).__name__}); check the network'
+        if isinstance(e, HfHubHTTPError):
+            status = e.response.status_code
+            problem = f'{OWNER}/{name} on {constants.ENDPOINT} ' + (
+                f'answers {status}' if status not in (401, 403, 404) else
+                'is not there or not for you (log in: hf auth login); TIMM_SELFCONV_HUB names another owner')
+        raise RuntimeError(f'{name}: {problem}, or take {remedy}') from e

@@ -1,0 +1,75 @@
+"""Nets on the Hub: a repository each, and the collection that holds them."""
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator, Sequence, Union
+
+from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
+
+from .loading import REVISION, WEIGHTS_FILE, require_hub
+
+__all__ = ['collect', 'publish']
+
+
+@contextmanager
+def client_errors(repo_id: str) -> Iterator[None]:
+    """Raises what the Hub's client raises as an OSError that names the repository.
+
+    The errors of its HTTP library are not all OSErrors, and that library changed with the client's versions.
+    """
+    try:
+        yield
+    except Exception as e:
+        raise OSError(f'{repo_id}: {e or type(e).__name__}') from e
+
+
+def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bool:
+    """Bring a repository on the Hub to what a folder holds: one commit of what differs, tagged with the version.
+
+    After an interruption call it again: what has arrived is not sent twice.
+
+    Args:
+        folder: A net's page: ``model.safetensors``, ``config.json``, ``README.md`` and what else belongs to it.
+        repo_id: Where to, 'owner/name'; made if need be.
+        private: Make a new repository one that only its owner can see.
+
+    Returns:
+        Whether there was something to do.
+
+    Raises:
+        ValueError: If the folder holds no net.
+        OSError: If the Hub can't be reached or refuses, or what can be downloaded afterwards is not what was sent.
+    """
+    api, folder = HfApi(), Path(folder)
+    if not all((folder / name).is_file() for name in ('config.json', WEIGHTS_FILE)):
+        raise ValueError(f'folder={str(folder)!r}: needs config.json and {WEIGHTS_FILE}')
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob('*') if path.is_file()}
+    with client_errors(repo_id), tempfile.TemporaryDirectory() as cache:
+        require_hub()
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        additions = [CommitOperationAdd(name, path) for name, path in files.items()]
+        commit = api.create_commit(repo_id, additions, commit_message=f'timm_selfconv {REVISION}')
+        tagged = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags}.get(REVISION)
+        if tagged == commit.oid:  # the client leaves unchanged files out, and makes no empty commit
+            return False
+        if tagged is not None:
+            api.delete_tag(repo_id, tag=REVISION)
+        api.create_tag(repo_id, tag=REVISION, revision=commit.oid)
+        for name, path in files.items():
+            there = Path(hf_hub_download(repo_id, name, revision=REVISION, cache_dir=cache))
+            if there.read_bytes() != path.read_bytes():
+                raise OSError(f'{name} on the Hub differs from what was sent')
+    return True
+
+
+def collect(names: Sequence[str], owner: str) -> str:
+    """Put nets of an owner into one collection on the Hub, made if need be.
+
+    Returns:
+        The collection's address.
+    """
+    api = HfApi()
+    collection = api.create_collection('timm_selfconv', namespace=owner, exists_ok=True)
+    for name in names:
+        api.add_collection_item(collection.slug, f'{owner}/{name}', 'model', exists_ok=True)
+    return collection.url

@@ -1,0 +1,181 @@
+"""Weight files, shards, folders and model cards: each written whole or not at all."""
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional, Union
+
+import huggingface_hub
+import safetensors.torch
+import timm.models
+import torch
+import torch.nn as nn
+from huggingface_hub import EvalResult, ModelCardData
+from safetensors import SafetensorError
+
+from timm_selfconv.files import new_folder, replace_file, replace_folder, write_new
+from . import LICENSE
+
+__all__ = ['load_shards', 'model_card', 'record_checksum', 'save_folder', 'save_shards', 'save_weights']
+
+
+def record_checksum(path: Path, checksum: str) -> None:
+    """Enter a weight file in the ``SHA256SUMS`` beside it, which ``sha256sum -c`` reads."""
+    sums = path.with_name('SHA256SUMS')
+    lines = sums.read_text().splitlines() if sums.is_file() else []
+    others = [line for line in lines if line.split()[1] != path.name]
+    text = '\n'.join(sorted([*others, f'{checksum}  {path.name}'], key=lambda line: line.split()[1]))
+    replace_file(sums, lambda file: file.write_text(f'{text}\n'))
+
+
+def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch.Tensor]:
+    """A model's state dict in another floating point type, on the CPU.
+
+    Raises:
+        ValueError: If a value is not finite in that type.
+    """
+    tensors = {}
+    for name, value in model.state_dict().items():
+        value = value.to('cpu', dtype if value.is_floating_point() else value.dtype)
+        if not value.isfinite().all():
+            raise ValueError(f'dtype={dtype}: {name} holds values that are not finite in it')
+        tensors[name] = value.contiguous()
+    return tensors
+
+
+@contextmanager
+def write_errors(path: Union[str, Path]) -> Iterator[None]:
+    """Raises the errors of safetensors while it writes, such as those of a full disk, as an OSError."""
+    try:
+        yield
+    except SafetensorError as e:
+        raise OSError(f'{path} cannot be written ({e})') from e
+
+
+def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
+    """Save a model's state dict as safetensors, floating point tensors in another dtype.
+
+    Args:
+        model: The model.
+        path: Where to; must end in .safetensors and not exist yet.
+        dtype: Floating point type of the file.
+
+    Raises:
+        ValueError: If the path ends otherwise, or a value is not finite in that type.
+        FileExistsError: If the file exists.
+    """
+    if Path(path).suffix != '.safetensors':
+        raise ValueError(f'path={str(path)!r}: needs the ending .safetensors')
+    write_new(path, safetensors.torch.save(portable_state_dict(model, dtype), metadata={'format': 'pt'}))
+
+
+def save_shards(model: nn.Module, folder: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
+    """Save a model's state dict as safetensors of less than 16 MiB each, for transports that take no larger files.
+
+    :func:`load_shards` and ``timm-selfconv export --checkpoint FOLDER`` read them.
+
+    Args:
+        model: The model.
+        folder: Where to. Unlike :func:`save_weights` this replaces what an earlier call left there, whole.
+        dtype: Floating point type of the files.
+
+    Raises:
+        ValueError: If a value is not finite in that type.
+    """
+    with write_errors(folder), replace_folder(folder) as temporary:
+        huggingface_hub.save_torch_state_dict(portable_state_dict(model, dtype), temporary, max_shard_size='16MB')
+
+
+def load_shards(model: nn.Module, folder: Union[str, Path]) -> None:
+    """Load the safetensors files of a folder into a model, all of them and nothing else.
+
+    An index beside them is not read: it could name a file of another kind, and a pickle runs code.
+
+    Raises:
+        ValueError: If they do not hold exactly what the model needs.
+    """
+    try:
+        state_dict: Dict[str, torch.Tensor] = {}
+        for file in Path(folder).glob('*.safetensors'):
+            state_dict.update(safetensors.torch.load_file(file))
+        model.load_state_dict(state_dict)
+    except (SafetensorError, RuntimeError) as e:
+        raise ValueError(f'folder={str(folder)!r}: needs .safetensors files with the weights of this net ({e})') from e
+
+
+def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
+    """Save a net as the folder that timm's ``local-dir:`` and ``hf-hub:`` models are, whole or not at all.
+
+    Args:
+        model: A net that timm made.
+        folder: Where to; must not exist yet.
+
+    Raises:
+        FileExistsError: If there is something already; it is left alone.
+        OSError: If it can't be written whole.
+    """
+    with write_errors(folder), new_folder(folder) as temporary:
+        timm.models.save_for_hf(model, str(temporary), safe_serialization=True)
+
+
+def model_card(
+        name: str,
+        accuracy: float,
+        images: int,
+        facts: Dict[str, str],
+        measured_on: Optional[str] = None,
+        file: Optional[str] = None,
+) -> str:
+    """A model card in the Hub's format.
+
+    Args:
+        name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
+        accuracy: Measured accuracy, between 0 and 1.
+        images: How many images it was measured on.
+        facts: How the weights came about (recipe, epochs, seed, hardware, ...), a table row each, in order.
+        measured_on: Which images those are; the CIFAR-10 test split by default, and then the metadata says so too.
+        file: The weight file that the card's snippet loads; by default it loads what ``pretrained=True`` does.
+
+    Returns:
+        Markdown with the metadata block that :func:`timm_selfconv.weights.measured_accuracy` and the Hub read.
+    """
+    on_cifar10: Dict[str, Any] = dict(
+        datasets=['uoft-cs/cifar10'],
+        model_name=name,
+        eval_results=[EvalResult(
+            task_type='image-classification',
+            dataset_type='uoft-cs/cifar10',
+            dataset_name='CIFAR-10',
+            dataset_split='test',
+            metric_type='accuracy',
+            metric_value=accuracy,
+        )],
+    )
+    data = ModelCardData(
+        license=LICENSE,
+        library_name='timm',
+        pipeline_tag='image-classification',
+        tags=['image-classification', 'timm', 'timm_selfconv', 'self-attention', 'cifar10'],
+        **(on_cifar10 if measured_on is None else {}),
+    )
+    rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items())
+    net, source = name if '.' in name else f'{name}.cifar10', ''
+    if file is not None:  # of a tag that may not be registered
+        net, source = name.partition('.')[0], f", pretrained_cfg_overlay=dict(file='{file}')"
+    return f"""---
+{data.to_yaml()}
+---
+
+# {name}
+
+| | |
+|---|---|
+{rows}
+| test accuracy | {accuracy:.4f} ({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, \
+in eval mode) |
+
+```python
+import timm
+import timm_selfconv  # registers the model
+
+model = timm.create_model('{net}', pretrained=True{source}).eval()
+```
+"""
