@@ -11,8 +11,8 @@ class Lora(nn.Module):
         super().__init__()
         rows, cols = base_layer.weight.shape[:2]
         self.base_layer = base_layer
-        self.a = nn.Parameter(torch.randn(rank, cols).to(base_layer.weight))
-        self.b = nn.Parameter(torch.randn(rows, rank).to(base_layer.weight))
+        self.a = nn.Parameter(0.5 * torch.randn(rank, cols).to(base_layer.weight) / cols ** 0.5)
+        self.b = nn.Parameter(0.5 * torch.randn(rows, rank).to(base_layer.weight))
         self.on = True
         self.train(base_layer.training)
 
