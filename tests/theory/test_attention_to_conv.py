@@ -187,31 +187,6 @@ def test_the_border_follows_the_encoding(encoding, expected):
     assert attention_to_conv(make_layer(encoding), padding_mode='zeros')[0].padding_mode == 'zeros'
 
 
-CONVS = [torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d]
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_a_convolution_comes_back_from_attention(data):
-    dims = data.draw(st.integers(1, 3))
-
-    def each(low, high):
-        return tuple(data.draw(st.integers(low, high)) for _ in range(dims))
-
-    groups = data.draw(st.sampled_from([1, 2]))
-    padding = data.draw(st.sampled_from(['same', 'valid', each(0, 2)]))
-    settings = dict(
-        kernel_size=each(1, 4), stride=(1,) * dims if padding == 'same' else each(1, 3), dilation=each(1, 2),
-        padding=padding, padding_mode=data.draw(st.sampled_from(['zeros', 'reflect', 'replicate', 'circular'])),
-        groups=groups, in_channels=2 * groups, out_channels=3 * groups)
-    conv = CONVS[dims - 1](**settings, bias=data.draw(st.booleans()))
-    back, report = attention_to_conv(conv_to_attention(conv))
-    assert type(back) is type(conv) and {name: getattr(back, name) for name in settings} == settings
-    torch.testing.assert_close(back.state_dict(), conv.state_dict(), rtol=0, atol=1e-5)
-    assert report.kernel_size == conv.kernel_size and report.border_error is None
-    assert report.interior_error < 1e-6 and min(report.mass) > 1 - 1e-6
-
-
 def test_attention_that_was_a_convolution_and_blurred_since():
     """Each tap gets what the heads' Gaussians give it, of what they give to all taps."""
     attn = conv_to_attention(torch.nn.Conv1d(2, 3, 3, dtype=torch.float64))

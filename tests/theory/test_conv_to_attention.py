@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 from held import LargestTensor
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.theory import conv_to_attention
+from timm_selfconv.theory import attention_to_conv, conv_to_attention
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 MODES = ['zeros', 'reflect', 'replicate', 'circular']
@@ -59,10 +59,16 @@ def convolutions(draw):
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @settings(deadline=None, max_examples=150)
 @given(convolutions(), st.sampled_from([(torch.float64, 1e-14), (torch.float32, 1e-5)]))
-def test_attention_is_the_convolution(case, precision):
+def test_attention_is_the_convolution_and_becomes_it_again(case, precision):
     (conv, shape), (dtype, tolerance) = case, precision
     conv, x = conv.to(dtype), randn(*shape, dtype=dtype)
-    assert_equal_up_to(tolerance, conv_to_attention(conv)(x), conv(x))
+    attention = conv_to_attention(conv)
+    assert_equal_up_to(tolerance, attention(x), conv(x))
+    back, report = attention_to_conv(attention)
+    assert type(back) is type(conv) and repr(back) == repr(conv)
+    torch.testing.assert_close(back.state_dict(), conv.state_dict(), rtol=0, atol=1e-5)
+    assert report.kernel_size == conv.kernel_size and report.border_error is None
+    assert report.interior_error < 1e-6 and min(report.mass) > 1 - 1e-6
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
