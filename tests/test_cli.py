@@ -2,6 +2,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def imported(*command):
     """Modules that the command line has imported in the end."""
@@ -30,6 +32,7 @@ def test_run_registers_the_zoo_for_any_script(tmp_path):
     assert done.stdout.strip() == "True ['--model', 'sa_quadratic_cifar', '-b', '2'] 7"
 
 
+@pytest.mark.slow
 def test_run_under_torchrun(tmp_path):
     script = tmp_path / 'script.py'
     script.write_text(
