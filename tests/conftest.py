@@ -1,6 +1,8 @@
 """What tests share: paths, folders that the environment names (tests skip without), images, small nets."""
 import contextlib
+import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from timm.layers import set_fused_attn
 
 import timm_selfconv  # noqa: F401  registers the nets
+from tiny_nets import small_sizes
 
 # torch reads it once a process: a test that profiles must not let it talk in a later one that runs a command
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
@@ -40,6 +43,18 @@ def timm_tests():
     return folder('TIMM_TESTS', "timm's sdist")
 
 
+@pytest.fixture
+def as_a_script(monkeypatch):
+    """Undoes what a script does to the process that it takes for its own: arguments, paths and logging."""
+    monkeypatch.setattr(sys, 'argv', sys.argv)
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
 @pytest.fixture(scope='session')
 def images():
     """Noise of any shape, always the same."""
@@ -49,18 +64,7 @@ def images():
 @pytest.fixture(scope='session')
 def small_net():
     """Makes nets of the zoo, by name, too narrow and shallow to take time."""
-    def create(name, **kwargs):
-        if name.startswith('san_'):
-            small = dict(channels=(32,) * 4)
-        elif name.startswith('resnet'):
-            small = dict(channels=(8,) * 4)
-        else:
-            small = dict(embed_dim=16, mlp_dim=24, depth=3, num_heads=2)
-        if name.startswith('resvit_'):
-            small['stem_dim'] = 4
-        return timm.create_model(name, **dict(small, **kwargs))
-
-    return create
+    return lambda name, **kwargs: timm.create_model(name, **{**small_sizes(name), **kwargs})
 
 
 @pytest.fixture(scope='session')

@@ -1,9 +1,26 @@
-"""What a layer holds, of fake tensors too."""
+"""What layers hold while they compute, of fake tensors too."""
+import contextlib
 import weakref
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from timm_selfconv.layers import attention
+from timm_selfconv.layers.kernels import content, factors, maps
+from timm_selfconv.models import san
+
+
+@contextlib.contextmanager
+def held_at_once(nbytes):
+    """Let kernels and layers hold only so many bytes at a time on a CPU: of small inputs they make groups, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, 'CPU_MAP_BYTES', nbytes)
+        patch.setattr(san, 'STEM_BYTES', nbytes)
+        for kernel in (content, factors, maps):
+            patch.setattr(kernel, 'CPU_BYTES', nbytes)
+        yield
 
 
 class PeakBytes(TorchDispatchMode):
@@ -34,3 +51,17 @@ class PeakBytes(TorchDispatchMode):
     def free(self, key, nbytes):
         self.seen.discard(key)
         self.held -= nbytes
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that an operator makes, as they lie in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel] + [
+            t.untyped_storage().nbytes() // t.element_size() for t in tree_leaves(out) if isinstance(t, torch.Tensor)])
+        return out

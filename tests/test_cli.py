@@ -3,6 +3,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import timm_selfconv
 
 NET = 'sa_quadratic_tiny_cifar'
@@ -60,6 +62,7 @@ def test_run_registers_the_zoo_for_any_script(tmp_path):
     assert done.stdout.strip() == f"True ['--model', '{NET}', '-b', '2'] 7"
 
 
+@pytest.mark.slow
 def test_run_under_torchrun(tmp_path):
     script = tmp_path / 'script.py'
     script.write_text(

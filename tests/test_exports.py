@@ -6,6 +6,7 @@ import torch
 from tiny_nets import TINY
 
 onnxruntime = pytest.importorskip('onnxruntime')
+pytestmark = pytest.mark.slow
 
 # of the hierarchical nets one, for time
 EXPORTED = [name for name in TINY if name not in ('resvit_hier_cifar', 'san_pairwise_hier_cifar')]

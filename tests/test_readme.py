@@ -19,6 +19,7 @@ from timm.models import _registry
 from timm_selfconv import cli, train
 from timm_selfconv.measure.tables import format_results, format_zoo, results_rows, zoo_rows
 
+pytestmark = pytest.mark.slow
 REPO = Path(__file__).resolve().parent.parent
 CIFAR10, SCRIPTS = os.environ.get('CIFAR10'), os.environ.get('TIMM_SCRIPTS')
 CHAPTERS = [REPO / 'README.md', REPO / 'recipes' / 'README.md', *sorted((REPO / 'timm_selfconv').rglob('README.md'))]

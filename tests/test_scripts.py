@@ -1,4 +1,4 @@
-"""timm's own scripts through `timm-selfconv run`, as recipes/README.md lists them.
+"""timm's own scripts through `timm-selfconv run`, as recipes/README.md lists them, in this process.
 
 train.py and bulk_runner.py are in tests/test_readme.py.
 """
@@ -13,23 +13,23 @@ import timm
 import torch
 from PIL import Image
 
+from timm_selfconv.cli import main
 from timm_selfconv.data import classify, open_images
 from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
-from warm import WarmPython
 
+pytestmark = pytest.mark.slow
 NET = 'sa_quadratic_tiny_cifar'
 ON_CPU = ['--device', 'cpu']
 
 
-@pytest.fixture(scope='module')
-def run(timm_scripts):
-    with WarmPython(dict(os.environ), 'timm_selfconv', 'timm_selfconv.measure.evaluation') as python:
-        def run(script, *arguments):
-            done = python.run('-m', 'timm_selfconv', 'run', os.path.join(timm_scripts, script), *map(str, arguments))
-            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-            return done.stdout
+@pytest.fixture
+def run(timm_scripts, as_a_script, capfd):
+    """Runs a script in this process and returns what it prints."""
+    def run(script, *arguments):
+        main(['run', os.path.join(timm_scripts, script), *map(str, arguments)])
+        return capfd.readouterr().out
 
-        yield run
+    return run
 
 
 @pytest.fixture(scope='module')
@@ -95,12 +95,11 @@ def test_checkpoints_are_averaged_and_cleaned(run, tmp_path):
     torch.testing.assert_close(safetensors.torch.load_file(tmp_path / 'clean.safetensors'), dict(states[1]))
 
 
-@pytest.mark.parametrize('way', [[], ['--dynamo']], ids=str)
-def test_exported_to_onnx_and_validated(run, pictures, folder, tmp_path, way):
+def test_exported_to_onnx_and_validated(run, pictures, folder, tmp_path):
+    """By TorchScript; tests/test_exports.py goes by dynamo too."""
     pytest.importorskip('onnxruntime')
-    pytest.importorskip('onnxscript')
     file = tmp_path / 'net.onnx'
-    run('onnx_export.py', file, '--model', NET, '--dynamic-size', *way)
+    run('onnx_export.py', file, '--model', NET, '--dynamic-size')
     out = run('onnx_validate.py', folder / 'test', '--onnx-input', file, '--workers', 0, '--img-size', 32,
               '--crop-pct', 1, '--interpolation', 'bicubic', '--mean', *CIFAR10_MEAN, '--std', *CIFAR10_STD)
     assert float(re.findall(r'\* Prec@1 ([\d.]+)', out)[0]) == seen(NET, pictures)[1]

@@ -10,6 +10,7 @@ FAMILIES = (
     'sa_learned_content_hier_tiny', 'resnet_tiny', 'san_pairwise_cifar', 'san_patchwise_hier', 'resvit_hier')
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_timm_accepts_a_net_of_each_family(timm_tests):
     command = [

@@ -1,4 +1,26 @@
-"""Keywords that make nets of every family tiny."""
+"""Nets of every family, and attention of every kind, too small to take time."""
+import itertools
+
+import torch
+
+from timm_selfconv.layers import ABSOLUTE, RELATIVE, TERMS
+from timm_selfconv.models import SelfAttentionNet
+
+# encoding and terms of every kind of attention
+EVERY_KIND = [
+    *((encoding, terms) for encoding in RELATIVE for n in range(1, 5) for terms in itertools.combinations(TERMS, n)),
+    *((encoding, ('content',)) for encoding in ABSOLUTE)]
+
+
+def random_net(encoding='quadratic', terms=('position',), num_heads=4, seed=0, std=0.7, **kwargs):
+    """A net in double precision whose parameters are nowhere near zero or symmetric."""
+    torch.manual_seed(seed)
+    small = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2, dtype=torch.float64)
+    net = SelfAttentionNet(encoding=encoding, terms=terms, num_heads=num_heads, **{**small, **kwargs})
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return net.eval()
+
 
 NARROW = dict(embed_dim=8, mlp_dim=8, depth=2)
 TINY = {
@@ -14,6 +36,17 @@ TINY = {
     'san_pairwise_hier_cifar': dict(channels=(32,) * 4),
     'resnet_tiny_cifar': {},
 }
+
+
+def small_sizes(name):
+    """Keywords that make a net of the zoo narrow and shallow."""
+    if name.startswith('san_'):
+        return dict(channels=(32,) * 4)
+    if name.startswith('resnet'):
+        return dict(channels=(8,) * 4)
+    stem = dict(stem_dim=4) if name.startswith('resvit_') else {}
+    return dict(embed_dim=16, mlp_dim=24, depth=3, num_heads=2, **stem)
+
 
 # every family and layer, shallow
 ONE_LAYER = dict(NARROW, depth=1)

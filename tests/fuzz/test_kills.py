@@ -18,7 +18,9 @@ from timm.models import save_for_hf
 from timm_selfconv.cli import main
 from timm_selfconv.files import sha256
 
-pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='needs signals and processes that are forked')
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != 'linux', reason='needs signals and processes that are forked')]
 KILLS = 100 if os.environ.get('HYPOTHESIS_PROFILE') == 'deep' else 4  # of each command
 
 

@@ -13,14 +13,6 @@ def images(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def test_channels_share_maps():
-    """Channel j uses map j mod maps: 64 channels for 8 maps, of which one is not zero."""
-    weights = torch.zeros(1, 9, 8, 4, 4)
-    weights[:, 4, 3] = 2.
-    out = aggregate(torch.ones(1, 64, 4, 4), weights, 3)
-    assert [int(c) for c in out[0, :, 0, 0].nonzero()] == list(range(3, 64, 8)) and out.max() == 2
-
-
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize('batch', [2, 16])
 def test_footprints_and_their_sums_keep_their_dtype_under_autocast(dtype, batch):

@@ -42,6 +42,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COMPILED)
 def test_compiled_as_one_graph_for_any_batch(name):
     """Forward and backward; the second batch size may be compiled anew, for any that follows."""

@@ -7,6 +7,33 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 
 from tiny_nets import TINY
 
+# published sizes, to the digit
+PARAMETERS = {
+    'resnet18_cifar': 11_173_962,
+    'sa_quadratic_cifar': 12_086_844,
+    'sa_quadratic_gen_cifar': 12_087_006,
+    'sa_quadratic_gen_pruned_cifar': 9_686_916,
+    'sa_learned_cifar': 12_278_682,
+    'sa_learned_content_cifar': 29_484_282,
+    'sa_learned_content_hier_cifar': 4_754_122,
+    # 16 heads: seven more of D x D values each (and D x D + D queries and keys), their centres and spreads, or keys
+    'sa_quadratic_h16_cifar': 12_086_844 + 6 * 7 * (400 * 400 + 3),
+    'sa_learned_h16_cifar': 12_278_682 + 6 * 7 * (400 * 400 + 800),
+    'sa_learned_content_h16_cifar': 29_484_282 + 6 * 7 * 3 * 400 * 400 + 6 * 7 * 2 * 400,
+    'sa_learned_content_hier_h16_cifar': 4_754_122 + 7 * 3 * 400 * 400,
+    'san_pairwise_cifar': 3_737_056,
+    'san_patchwise_cifar': 3_851_142,
+    'san_pairwise_hier_cifar': 352_750,
+    'san_patchwise_hier_cifar': 356_282,
+    'resvit_cifar': 37_394_506,
+    'resvit_hier_cifar': 6_531_946,
+}
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_published_parameters_to_the_digit(name):
+    assert sum(p.numel() for p in timm.create_model(name, device='meta').parameters()) == PARAMETERS[name]
+
 
 @pytest.mark.parametrize('name', TINY)
 def test_any_images_and_classes(name):

@@ -106,38 +106,37 @@ SMALL = dict(embed_dim=D, mlp_dim=20, depth=2, num_heads=HEADS)
 
 
 @pytest.fixture(params=KINDS)
-def released(request):
+def released(request, tmp_path):
+    """A net's name and sizes, images and the released code's logits of them, and how its checkpoint is loaded."""
     torch.manual_seed(0)
     name, kwargs = KINDS[request.param]
-    net = ReleasedNet(request.param).eval()
-    x = torch.randn(3, 3, 16, 16)
+    net, x = ReleasedNet(request.param).eval(), torch.randn(3, 3, 16, 16)
+
+    def load(checkpoint, **more):
+        torch.save(checkpoint, tmp_path / 'best.pth')
+        overlay = dict(file=str(tmp_path / 'best.pth'))
+        return timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay=overlay, **{**SMALL, **kwargs, **more}).eval()
+
     with torch.no_grad():
-        return name, dict(SMALL, **kwargs), net.state_dict(), x, net(x)
+        return load, net.state_dict(), x, net(x)
 
 
 @pytest.mark.parametrize('wrapped', [False, True], ids=['flat', 'model_state_dict'])
-def test_released_checkpoints_give_their_logits(released, wrapped, tmp_path):
-    name, kwargs, state_dict, x, logits = released
-    file = tmp_path / 'best.pth'
-    torch.save(dict(model_state_dict=state_dict, epoch=300) if wrapped else state_dict, file)
-    model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=dict(file=str(file)), **kwargs).eval()
+def test_released_checkpoints_give_their_logits(released, wrapped):
+    load, state_dict, x, logits = released
+    model = load(dict(model_state_dict=state_dict, epoch=300) if wrapped else state_dict)
     with torch.no_grad():
         torch.testing.assert_close(model(x), logits, rtol=1e-4, atol=1e-4)
 
 
-def test_released_checkpoints_adapt_to_other_heads_of_classes_channels_and_sizes(released, tmp_path):
-    name, kwargs, state_dict, _, _ = released
-    file = tmp_path / 'best.pth'
-    torch.save(state_dict, file)
-    kwargs = dict(kwargs, img_size=24, num_classes=4, in_chans=1)
-    model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=dict(file=str(file)), **kwargs).eval()
+def test_released_checkpoints_adapt_to_other_heads_of_classes_channels_and_sizes(released):
+    load, state_dict, _, _ = released
+    model = load(state_dict, img_size=24, num_classes=4, in_chans=1)
     assert model(torch.randn(2, 1, 24, 24)).shape == (2, 4)
 
 
-def test_other_head_counts_are_refused_by_name(released, tmp_path):
-    name, kwargs, state_dict, _, _ = released
-    file = tmp_path / 'best.pth'
-    torch.save(state_dict, file)
+def test_other_head_counts_are_refused_by_name(released):
+    load, state_dict, _, _ = released
     with pytest.raises(ValueError, match=r'num_heads=\(2, 2\).*\(2, 3\) heads per layer'):
-        timm.create_model(
-            name, pretrained=True, pretrained_cfg_overlay=dict(file=str(file)), **dict(kwargs, num_heads=2))
+        load(state_dict, num_heads=2)

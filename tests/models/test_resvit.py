@@ -1,4 +1,3 @@
-
 import pytest
 import timm
 import torch
@@ -6,17 +5,11 @@ from timm.utils import AttentionExtract
 
 from timm_selfconv.models.resvit import checkpoint_filter_fn
 
-PARAMETERS = {'resvit_cifar': 37_394_506, 'resvit_hier_cifar': 6_531_946}
+NAMES = ['resvit_cifar', 'resvit_hier_cifar']
 SMALL = dict(stem_dim=4, embed_dim=16, mlp_dim=24, depth=3, num_heads=2)
 
 
-@pytest.mark.parametrize('name', PARAMETERS)
-def test_exact_parameters(name):
-    model = timm.create_model(name, device='meta')
-    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
-
-
-@pytest.mark.parametrize('name', PARAMETERS)
+@pytest.mark.parametrize('name', NAMES)
 def test_the_net_by_hand(name, images):
     """The definition from its weights, with torch's own multi-head attention where all keys are a layer's own."""
     model = timm.create_model(name, img_size=(8, 12), **SMALL).double().eval()
@@ -46,7 +39,7 @@ def test_the_net_by_hand(name, images):
     torch.testing.assert_close(out, model.head.fc(x.mean(1)))
 
 
-@pytest.mark.parametrize('name', PARAMETERS)
+@pytest.mark.parametrize('name', NAMES)
 def test_features_carry_the_class_token(name, images):
     """Their mean is that of all tokens, intermediates are the patches' alone."""
     model = timm.create_model(name, **SMALL).eval()
@@ -59,12 +52,7 @@ def test_features_carry_the_class_token(name, images):
     torch.testing.assert_close(last.flatten(1, 2), tokens[-1][:, 1:])
 
 
-def test_eval_is_deterministic(images):
-    model = timm.create_model('resvit_cifar', **SMALL).eval()
-    torch.testing.assert_close(model(images(2, 3, 32, 32)), model(images(2, 3, 32, 32)), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize('name', PARAMETERS)
+@pytest.mark.parametrize('name', NAMES)
 def test_another_image_size_resamples_the_positions(name, images):
     model = timm.create_model(name, **SMALL).eval()
     resized = timm.create_model(name, img_size=(48, 20), **SMALL).eval()
@@ -89,7 +77,7 @@ def test_resampled_positions_carry_their_place():
     torch.testing.assert_close(rows[8:-8, 3, 5], torch.arange(32.)[8:-8] / 2 - 0.25)
 
 
-@pytest.mark.parametrize('name', PARAMETERS)
+@pytest.mark.parametrize('name', NAMES)
 def test_attention_extract_sees_the_maps(name, images, explicit_maps):
     fused = timm.create_model(name, **SMALL).eval()
     x = images(2, 3, 32, 32)
@@ -109,9 +97,5 @@ def test_attention_extract_sees_the_maps(name, images, explicit_maps):
         AttentionExtract(fused, method='fx')
 
 
-def test_parameter_groups():
-    model = timm.create_model('resvit_hier_cifar', **SMALL)
-    assert model.no_weight_decay() == {'pos_embed'}
-    groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
-    assert groups['conv1.weight'] == groups['pos_embed'] == 0 and groups['blocks.0.attn.key.weight'] == 1
-    assert groups['head.fc.weight'] == 2
+def test_weight_decay_skips_the_positions():
+    assert timm.create_model('resvit_hier_cifar', **SMALL).no_weight_decay() == {'pos_embed'}

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import pytest
@@ -10,32 +9,10 @@ from timm.utils import AttentionExtract
 import timm_selfconv
 from saved import saved_bytes
 
-# published sizes, to the digit
-PARAMETERS = {
-    'sa_quadratic_cifar': 12_086_844,
-    'sa_quadratic_gen_cifar': 12_087_006,
-    'sa_quadratic_gen_pruned_cifar': 9_686_916,
-    'sa_learned_cifar': 12_278_682,
-    'sa_learned_content_cifar': 29_484_282,
-    'sa_learned_content_hier_cifar': 4_754_122,
-    # 16 heads: seven more of D x D values each (and D x D + D queries and keys), their centres and spreads, or keys
-    'sa_quadratic_h16_cifar': 12_086_844 + 6 * 7 * (400 * 400 + 3),
-    'sa_learned_h16_cifar': 12_278_682 + 6 * 7 * (400 * 400 + 800),
-    'sa_learned_content_h16_cifar': 29_484_282 + 6 * 7 * 3 * 400 * 400 + 6 * 7 * 2 * 400,
-    'sa_learned_content_hier_h16_cifar': 4_754_122 + 7 * 3 * 400 * 400,
-}
 TINY = [
     'sa_quadratic_tiny_cifar', 'sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar',
     'sa_learned_content_hier_tiny_cifar']
 SMALL = dict(embed_dim=16, mlp_dim=24, depth=3, num_heads=3)
-
-
-@pytest.mark.parametrize('name', PARAMETERS)
-def test_published_parameters_to_the_digit(name):
-    model = timm.create_model(name, device='meta')
-    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
-    layers = 1 if 'hier' in name else 6
-    assert model.num_heads == ((7, 5, 8, 7, 3, 9) if 'pruned' in name else (16 if 'h16' in name else 9,) * layers)
 
 
 @pytest.mark.parametrize('size', [(32, 32), (2, 2), (34, 18), (64, 32)])
@@ -43,21 +20,6 @@ def test_the_quadratic_net_takes_any_even_size(size, images):
     model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
     assert model(images(1, 3, *size)).shape == (1, 10)
     assert model.forward_features(images(1, 3, *size)).shape == (1, size[0] // 2, size[1] // 2, 16)
-
-
-@pytest.mark.parametrize('name,depth', [('sa_quadratic_cifar', 6), ('sa_quadratic_gen_cifar', 1)])
-def test_224_pixels_stay_under_2_gib(name, depth):
-    code = f"""
-import timm, timm_selfconv, torch
-model = timm.create_model('{name}', depth={depth}).eval()
-with torch.inference_mode():
-    assert model(torch.randn(1, 3, 224, 224)).isfinite().all()
-print(*[line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM:')])
-"""
-    if sys.platform != 'linux':
-        pytest.skip('/proc is on Linux alone')
-    kib = int(subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True).stdout)
-    assert kib * 1024 < 2 * 2 ** 30
 
 
 @pytest.mark.parametrize('name', TINY)
@@ -83,16 +45,6 @@ def test_resampled_tables_carry_their_offsets():
         encoding.row_table, (torch.arange(-30., 31.) / 2)[:, None].expand(-1, 16))
 
 
-@pytest.mark.parametrize('name,keys', [('sa_quadratic_tiny_cifar', ''), ('sa_learned_tiny_cifar', 'set_input_size')])
-def test_images_larger_than_learned_tables_are_refused(name, keys, images):
-    model = timm.create_model(name).eval()
-    if keys:
-        with pytest.raises(ValueError, match=keys):
-            model(images(1, 3, 64, 64))
-    else:
-        assert model(images(1, 3, 64, 64)).shape == (1, 10)
-
-
 @pytest.mark.parametrize('kwargs,match', [
     (dict(num_heads=(9, 9)), r'num_heads=\(9, 9\).*6 layers'),
     (dict(num_heads=(9, 9, 9, 9, 9, 0)), 'num_heads=0'),
@@ -102,20 +54,6 @@ def test_images_larger_than_learned_tables_are_refused(name, keys, images):
 def test_arguments_that_make_no_sense_are_named(kwargs, match):
     with pytest.raises(ValueError, match=match):
         timm.create_model('sa_quadratic_cifar', **kwargs)
-
-
-@pytest.mark.parametrize('kwargs', [
-    dict(terms=('content', 'content_position', 'key_bias', 'position'), encoding='learned'),
-    dict(terms=('content',), encoding='sinusoid'),
-    dict(terms=('content',), encoding='absolute', img_size=(16, 8)),
-])
-def test_terms_and_encodings_by_keyword(kwargs, images):
-    model = timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs).eval()
-    x = images(2, 3, *kwargs.get('img_size', (32, 32)))
-    out = model(x)
-    for block in model.blocks:
-        block.attn.fused_attn = False
-    torch.testing.assert_close(model(x), out)
 
 
 @pytest.mark.parametrize('name', [*TINY, 'sa_quadratic_gen_cifar'])

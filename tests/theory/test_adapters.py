@@ -2,82 +2,31 @@
 import pytest
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 import torch.nn.utils.parametrizations
-import torch.nn.utils.prune
 
-from timm_selfconv.models import SelfAttentionNet
+from lora import MergeableLora
 from timm_selfconv.theory import include, merge_heads, prune_heads
+from tiny_nets import random_net
 
-SMALL = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2, num_heads=3, dtype=torch.float64)
 KINDS = {
     'quadratic': ('quadratic', ('position',)), 'general': ('quadratic_gen', ('position',)),
     'content': ('learned', ('content', 'content_position'))}
 IMAGES = torch.randn(6, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-ADAPTED = ('attn.value', 'attn.proj', 'mlp.fc1', 'mlp.fc2')
 
 
-def make_net(kind, **kwargs):
-    encoding, terms = KINDS[kind]
-    torch.manual_seed(0)
-    net = SelfAttentionNet(**dict(SMALL, encoding=encoding, terms=terms, **kwargs))
-    for parameter in net.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return net.eval()
+def make_net(kind, num_heads=3):
+    return random_net(*KINDS[kind], num_heads, std=0.5)
 
 
-class Lora(nn.Module):
-    """A low-rank adapter with the methods of peft's; in training it drops."""
-
-    def __init__(self, base_layer, rank=2):
-        super().__init__()
-        self.base_layer = base_layer
-        self.a = nn.Parameter(torch.randn(rank, base_layer.in_features, dtype=torch.float64))
-        self.b = nn.Parameter(torch.randn(base_layer.out_features, rank, dtype=torch.float64))
-        self.merged, self.off = False, False
-
-    def forward(self, x):
-        if self.merged or self.off:
-            return self.base_layer(x)
-        return self.base_layer(x) + F.dropout(x, 0.5, self.training) @ self.a.T @ self.b.T
-
-    def merge(self):
-        self.base_layer.weight.data += self.b @ self.a
-        self.merged = True
-
-    def get_base_layer(self):
-        return self.base_layer
-
-
-def adapt(net, *names):
-    for block in net.blocks:
-        for name in names:
-            block.set_submodule(name, Lora(block.get_submodule(name)))
-    return net.eval()
-
-
-def by_hand(net, *names):
-    """The same net with its adapters merged by the definition."""
-    plain = SelfAttentionNet(**dict(SMALL, encoding=net.encoding, terms=net.terms)).eval()
-    state = {}
-    for key, value in net.state_dict().items():
-        owner = key.rpartition('.')[0].removesuffix('.base_layer')
-        if isinstance(net.get_submodule(owner), Lora):
-            if key.endswith('.base_layer.weight'):
-                state[f'{owner}.weight'] = value + net.get_submodule(owner).b @ net.get_submodule(owner).a
-            elif key.endswith('.base_layer.bias'):
-                state[f'{owner}.bias'] = value
-        else:
-            state[key] = value
-    plain.load_state_dict(state)
-    return plain
-
-
-@pytest.fixture(params=KINDS)
-def adapted(request):
-    net = adapt(make_net(request.param), *ADAPTED)
-    net.encoding, net.terms = KINDS[request.param]
-    return net
+def adapted_pair(kind):
+    """A net with adapters and the same net with their sums for weights."""
+    net, plain = make_net(kind), make_net(kind)
+    for block, same in zip(net.blocks, plain.blocks):
+        for name in ('attn.value', 'attn.proj', 'mlp.fc1', 'mlp.fc2'):
+            adapter = MergeableLora(block.get_submodule(name))
+            block.set_submodule(name, adapter)
+            same.get_submodule(name).weight.data = adapter.weight_in_all().detach()
+    return net, plain
 
 
 def assert_same(net, other):
@@ -86,13 +35,13 @@ def assert_same(net, other):
 
 
 @pytest.mark.parametrize('train', [False, True])
-def test_adapters_are_merged(adapted, train):
+@pytest.mark.parametrize('kind', KINDS)
+def test_adapters_are_merged(kind, train):
+    adapted, plain = adapted_pair(kind)
     state = {key: value.clone() for key, value in adapted.state_dict().items()}
-    plain = by_hand(adapted)
     assert_same(plain, adapted)
     adapted.train(train)
-    richer = SelfAttentionNet(**dict(SMALL, encoding=adapted.encoding, terms=adapted.terms, num_heads=4))
-    rich = include(adapted, richer)
+    rich = include(adapted, make_net(kind, num_heads=4))
     assert rich.training == train
     assert_same(rich.eval(), plain)
     assert_same(prune_heads(adapted, {0: [1]}).eval(), prune_heads(plain, {0: [1]}))
@@ -100,9 +49,8 @@ def test_adapters_are_merged(adapted, train):
     wanted, (wanted_report,) = merge_heads(plain, (3, 2), IMAGES)
     torch.testing.assert_close(merged.eval()(IMAGES), wanted(IMAGES), rtol=0, atol=1e-8)
     assert report.dropped == wanted_report.dropped and report.error == pytest.approx(wanted_report.error, rel=1e-7)
-    assert adapted.training == train and all(m.training == train for m in adapted.modules())
-    assert adapted.state_dict().keys() == state.keys()
-    assert all(torch.equal(value, state[key]) for key, value in adapted.state_dict().items())
+    assert all(m.training == train for m in adapted.modules())
+    torch.testing.assert_close(adapted.state_dict(), state, rtol=0, atol=0)
 
 
 class Wrapped(nn.Module):
@@ -133,16 +81,8 @@ def parametrize(attn, name):
     nn.utils.parametrizations.weight_norm(getattr(attn, name))
 
 
-def prune(attn, name):
-    nn.utils.prune.l1_unstructured(getattr(attn, name), 'weight', 0.5)
-
-
 def hook(attn, name):
     getattr(attn, name).register_forward_hook(lambda module, args, out: 2 * out)
-
-
-def hook_before(attn, name):
-    getattr(attn, name).register_forward_pre_hook(lambda module, args: (2 * args[0],))
 
 
 def patch(attn, name):
@@ -150,32 +90,26 @@ def patch(attn, name):
 
 
 def switch_off(attn, name):
-    adapter = Lora(getattr(attn, name))
-    adapter.off = True
+    adapter = MergeableLora(getattr(attn, name))
+    adapter.on = False
     setattr(attn, name, adapter)
 
 
 def hook_inside(attn, name):
     hook(attn, name)
-    setattr(attn, name, Lora(getattr(attn, name)))
+    setattr(attn, name, MergeableLora(getattr(attn, name)))
 
 
 @pytest.mark.parametrize('part', ['value', 'proj'])
-@pytest.mark.parametrize('change', [
-    wrap, subclass, parametrize, prune, hook, hook_before, patch, switch_off, hook_inside], ids=lambda f: f.__name__)
-@pytest.mark.parametrize('kind', ['quadratic', 'content'])
-def test_what_cannot_be_merged_is_named(kind, change, part):
-    net = make_net(kind)
+@pytest.mark.parametrize(
+    'change', [wrap, subclass, parametrize, hook, patch, switch_off, hook_inside], ids=lambda f: f.__name__)
+def test_what_cannot_be_merged_is_named(change, part):
+    net = make_net('quadratic')
     change(net.blocks[1].attn, part)
-    net.eval()
-    with torch.no_grad():
-        before = net(IMAGES) if change is not patch else None
-    for use in (lambda: include(net, make_net(kind)), lambda: prune_heads(net, {0: [1]}),
+    for use in (lambda: include(net, make_net('quadratic')), lambda: prune_heads(net, {0: [1]}),
                 lambda: merge_heads(net, (2, 2), IMAGES)):
         with pytest.raises(ValueError, match=rf'^blocks\.1\.attn\.{part}=(\w+): '):
             use()
-    with torch.no_grad():
-        assert before is None or torch.equal(net(IMAGES), before)
 
 
 @pytest.mark.parametrize('name', ['', 'stem', 'head', 'blocks.0', 'blocks.0.attn', 'blocks.0.mlp.fc1', 'blocks.1'])

@@ -1,13 +1,12 @@
 """Fused nets against the nets that they are made of, and their errors against what the tolerance says."""
 import copy
-import threading
 
 import pytest
 import timm
 import torch
 import torch.nn as nn
-from timm.utils import ModelEmaV3, reparameterize_model
 
+from lora import Lora, MergeableLora
 from timm_selfconv import fuse
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.kernels.low_rank import low_rank, work_out
@@ -92,23 +91,6 @@ def test_a_tolerance_bounds_every_map(tolerance, images):
     assert float((out - expected).norm()) <= bound * float(x.norm())
 
 
-def test_wide_heads_have_few_positions():
-    """A Gaussian of deviation s has about 1.7 / s of full rank an axis at 1e-6."""
-    n = torch.arange(64).double()
-    for deviation in (4., 8.):
-        probs = (-0.5 * ((n - n[:, None]) / deviation).square()).softmax(-1)
-        assert len(low_rank(probs, 1e-6)[1]) == pytest.approx(64 * 1.7 / deviation, rel=0.35)
-
-
-def test_trained_net_within_tolerance(images):
-    model = timm.create_model('sa_quadratic_tiny_cifar', pretrained=True).eval().double()  # rounding comes on top
-    x = images(4, 3, 32, 32).double()
-    with torch.no_grad():
-        expected = model(x)
-        errors = [float((fuse(model, t)(x) - expected).abs().max()) for t in (1e-6, 1e-4, 1e-2)]
-    assert errors[0] < 1e-5 and errors[1] < 1e-3 and errors[0] < errors[1] < errors[2] < 1.
-
-
 def test_sizes_dtypes_and_weights_leave_no_stale_factors(images):
     model = small()
     fused = fuse(model, 1e-6)
@@ -119,14 +101,6 @@ def test_sizes_dtypes_and_weights_leave_no_stale_factors(images):
     with torch.no_grad():
         assert (fresh(images(2, 3, 32, 32)) - model(images(2, 3, 32, 32))).abs().max() > 1e-4
     assert_same(fused.double(), fresh.double(), images(2, 3, 32, 32).double())
-
-    changed = small()
-    with torch.no_grad():
-        changed.blocks[0].attn.encoding.centers.add_(1.)
-    fused = fuse(model)
-    fused(images(1, 3, 32, 32))
-    fused.load_state_dict(fuse(changed).state_dict())
-    assert_same(fused, changed, images(2, 3, 32, 32))
 
     learned = small('sa_learned_cifar')
     fused = fuse(learned)
@@ -139,8 +113,8 @@ def test_sizes_dtypes_and_weights_leave_no_stale_factors(images):
 
 
 def test_half_precision_and_autocast_lose_no_more_than_the_net(images):
-    model = small(embed_dim=64)
-    x = images(4, 3, 32, 32)
+    model = small(embed_dim=16)
+    x = images(2, 3, 16, 16)
     with torch.no_grad():
         expected = model(x)
         half = copy.deepcopy(model).bfloat16()(x.bfloat16()).float()
@@ -149,26 +123,6 @@ def test_half_precision_and_autocast_lose_no_more_than_the_net(images):
             cast = fuse(model)(x).float()
     error = (half - expected).abs().max()
     assert 0 < (fused - expected).abs().max() < 2 * error and 0 < (cast - expected).abs().max() < 2 * error
-
-
-def test_threads_of_any_sizes_share_a_net(images):
-    model = small()
-    fused, errors = fuse(model, 1e-6), []
-    inputs = [images(1, 3, 2 * n, 32) for n in range(4, 26)]
-    with torch.no_grad():
-        expected = [model(x) for x in inputs]
-
-    def run():
-        for x, y in zip(inputs, expected):
-            with torch.no_grad():
-                errors.append(float((fused(x) - y).abs().max()))
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 4 * len(inputs) and max(errors) < 1e-4
 
 
 def test_gradients_of_images(images):
@@ -225,66 +179,23 @@ def test_what_cannot_be_fused_is_said():
             fuse(small(depth=1), tolerance)
 
 
-def test_timms_own_function_fuses_too(images):
-    model, x = small('sa_learned_cifar'), images(2, 3, 32, 32)
-    fused = reparameterize_model(model)
-    assert all(isinstance(block.attn.proj, nn.Identity) for block in fused.blocks)
-    assert not any(isinstance(block.attn.proj, nn.Identity) for block in model.blocks)
-    assert_same(fused, model, x)
-
-
-CHANGES = {
-    'a moving average': None,
-    'in place': lambda net, other: [p.copy_(q) for p, q in zip(net.parameters(), other.parameters())],
-    'data': lambda net, other: [setattr(p, 'data', q.clone()) for p, q in zip(net.parameters(), other.parameters())],
-    'in place of data': lambda net, other: [p.data.copy_(q) for p, q in zip(net.parameters(), other.parameters())],
-    'a child': lambda net, other: [
-        a.attn.encoding.load_state_dict(b.attn.encoding.state_dict()) for a, b in zip(net.blocks, other.blocks)],
-}
-
-
-@pytest.mark.parametrize('tolerance', [None, 1e-6])
-@pytest.mark.parametrize('change', CHANGES)
-def test_positions_are_never_those_of_before(change, tolerance, images):
+def test_positions_are_never_those_of_before(images):
     model, changed, x = small(), small(), images(2, 3, 32, 32)
     with torch.no_grad():
         for block in changed.blocks:
             block.attn.encoding.centers.add_(1.)
-        fused, other = fuse(model, tolerance), fuse(changed, tolerance)
-        before = fused(x)
-        if change == 'a moving average':
-            average = ModelEmaV3(fused, decay=0.)
-            average.update(other)
-            fused = average.module
-        else:
-            CHANGES[change](fused, other)
-        assert (before - changed(x)).abs().max() > 1e-3
+        fused, other = fuse(model, 1e-6), fuse(changed, 1e-6)
+        before, wanted = fused(x), changed(x)
+        assert (before - wanted).abs().max() > 1e-3
+        called = torch.func.functional_call(fused, dict(other.named_parameters()), (x,))
+        torch.testing.assert_close(called, wanted, rtol=1e-4, atol=1e-5)
+        assert_same(fused, model, x)
+        fused.load_state_dict(other.state_dict())
         assert_same(fused, changed, x)
-        called = torch.func.functional_call(fuse(model, tolerance), dict(other.named_parameters()), (x,))
-        torch.testing.assert_close(called, changed(x), rtol=1e-4, atol=1e-5)
-
-
-class Adapter(nn.Module):
-    """A low-rank update beside a Linear, as peft wraps them."""
-
-    def __init__(self, base_layer):
-        super().__init__()
-        self.base_layer = base_layer
-        self.update = nn.Parameter(0.1 * torch.randn_like(base_layer.weight))
-        self.merged = False
-
-    def forward(self, x):
-        return self.base_layer(x) if self.merged else self.base_layer(x) + x @ self.update.T
-
-
-class Mergeable(Adapter):
-    def merge(self):
-        self.base_layer.weight.data += self.update
-        self.merged = True
 
 
 WRAPS = {
-    'adapter': lambda attn, name: setattr(attn, name, Adapter(getattr(attn, name))),
+    'adapter': lambda attn, name: setattr(attn, name, Lora(getattr(attn, name))),
     'parametrisation': lambda attn, name: nn.utils.parametrizations.weight_norm(getattr(attn, name)),
     'forward hook': lambda attn, name: getattr(attn, name).register_forward_hook(lambda module, args, out: 2 * out),
     'pre-hook': lambda attn, name: getattr(attn, name).register_forward_pre_hook(lambda module, args: None),
@@ -293,9 +204,8 @@ WRAPS = {
 
 @pytest.mark.parametrize('name', ['value', 'proj'])
 @pytest.mark.parametrize('wrap', WRAPS)
-@pytest.mark.parametrize('net', ['sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_content_cifar'])
-def test_what_is_folded_must_say_all_of_itself(net, wrap, name):
-    model = small(net)
+def test_what_is_folded_must_say_all_of_itself(wrap, name):
+    model = small()
     WRAPS[wrap](model.blocks[1].attn, name)
     with pytest.raises(ValueError, match=rf'blocks\.1\.attn\.{name} is a .*: needs a torch.nn.Linear'):
         fuse(model)
@@ -306,11 +216,11 @@ def test_adapters_that_merge_are_merged_and_all_others_stay(net, images):
     model, x, calls = small(net), images(2, 3, 32, 32), []
     attn = model.blocks[0].attn
     for name in ('value', 'proj'):
-        setattr(attn, name, Mergeable(getattr(attn, name)))
+        setattr(attn, name, MergeableLora(getattr(attn, name)))
     if attn.query is not None:
-        attn.query = Adapter(attn.query)
+        attn.query = Lora(attn.query)
     model.blocks[1].attn.register_forward_hook(lambda module, args, out: calls.append(module) or 1.5 * out)
-    model.blocks[1].mlp.fc1 = Adapter(model.blocks[1].mlp.fc1)
+    model.blocks[1].mlp.fc1 = Lora(model.blocks[1].mlp.fc1)
     for tolerance in (None, 1e-6):
         assert_same(fuse(model, tolerance), model, x)
-    assert len(calls) == 4 and not attn.value.merged
+    assert len(calls) == 4 and attn.value.on

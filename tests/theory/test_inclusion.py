@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import safetensors.torch
 import timm
@@ -8,26 +6,16 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from timm_selfconv import attention_maps
-from timm_selfconv.layers import ENCODINGS, RELATIVE, TERMS
-from timm_selfconv.models import SelfAttentionNet
+from timm_selfconv.layers import RELATIVE, TERMS
 from timm_selfconv.theory import include, prune_heads
 from timm_selfconv.weights.saving import save_folder, save_weights
+from tiny_nets import EVERY_KIND, random_net
 
-SMALL = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2)
 CONTENT = ('content', 'content_position')
-SUBSETS = [s for n in range(1, 5) for s in itertools.combinations(TERMS, n)]
-KINDS = [(e, t) for e in RELATIVE for t in SUBSETS] + [(e, ('content',)) for e in ENCODINGS if e not in RELATIVE]
-SHIPPED = ['sa_quadratic_tiny_cifar', 'sa_learned_tiny_cifar']
 
 
 def make_net(encoding='quadratic', terms=('position',), num_heads=3, seed=0, **kwargs):
-    """A net whose parameters are nowhere near zero or symmetric."""
-    torch.manual_seed(seed)
-    net = SelfAttentionNet(**{
-        **SMALL, 'encoding': encoding, 'terms': terms, 'num_heads': num_heads, 'dtype': torch.float64, **kwargs})
-    for parameter in net.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return net.eval()
+    return random_net(encoding, terms, num_heads, seed, **kwargs)
 
 
 def images(*size, in_chans=3, seed=1):
@@ -60,9 +48,9 @@ def holds(low, high):
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_a_rich_net_computes_what_a_poorer_one_does_or_it_is_said_why_not(data):
-    low, high = data.draw(st.sampled_from(KINDS[:1] + KINDS)), data.draw(st.sampled_from(KINDS))
+    low, high = data.draw(st.sampled_from(EVERY_KIND[:1] + EVERY_KIND)), data.draw(st.sampled_from(EVERY_KIND))
     if data.draw(st.booleans()):  # else most pairs have no rung between them
-        low = data.draw(st.sampled_from([kind for kind in KINDS if holds(kind, high)]))
+        low = data.draw(st.sampled_from([kind for kind in EVERY_KIND if holds(kind, high)]))
     heads = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
     more = [min(n + data.draw(st.integers(0, 2)), 4) for n in heads]
     size = [2 * n for n in data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=2))]
@@ -79,18 +67,12 @@ def test_a_rich_net_computes_what_a_poorer_one_does_or_it_is_said_why_not(data):
     assert all(torch.equal(state[k], v) for k, v in target.state_dict().items())
 
 
-@pytest.mark.parametrize('name', SHIPPED)
-@pytest.mark.parametrize('target', [
-    'sa_quadratic_gen_cifar', 'sa_learned_cifar', 'sa_learned_h16_cifar', 'sa_learned_content_tiny_cifar',
-    'sa_learned_content_h16_cifar'])
+@pytest.mark.parametrize('name,target', [
+    ('sa_quadratic_tiny_cifar', 'sa_quadratic_gen_cifar'), ('sa_quadratic_tiny_cifar', 'sa_learned_content_h16_cifar'),
+    ('sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar')])
 def test_trained_nets_climb_several_rungs_at_once(name, target):
     net = timm.create_model(name, pretrained=True).eval().double()
     x = images(32, 32)
-    if name == 'sa_learned_tiny_cifar' and target == 'sa_quadratic_gen_cifar':
-        with pytest.raises(ValueError, match=r'model=sa_learned_tiny_cifar \(learned: position; heads 9\) is not '
-                                             r'in target=sa_quadratic_gen_cifar .*no rung leads.*-> learned'):
-            include(net, target)
-        return
     rich = include(net, target)
     assert rich.pretrained_cfg['architecture'] == target and not rich.training
     assert_same_function(rich, net, x)
@@ -99,11 +81,11 @@ def test_trained_nets_climb_several_rungs_at_once(name, target):
             torch.testing.assert_close(there[:, :9], here, rtol=0, atol=1e-12)
 
 
-def test_rung_by_rung_is_as_good():
-    net = make_net('quadratic')
-    rich = include(include(include(net, make_net('learned')), make_net('learned', CONTENT)),
-                   make_net('learned', CONTENT, num_heads=5))
-    assert_same_function(rich, net, images())
+def test_rungs_that_are_missing_are_named():
+    net = timm.create_model('sa_learned_tiny_cifar')
+    with pytest.raises(ValueError, match=r'model=sa_learned_tiny_cifar \(learned: position; heads 9\) is not '
+                                         r'in target=sa_quadratic_gen_cifar .*no rung leads.*-> learned'):
+        include(net, 'sa_quadratic_gen_cifar')
 
 
 @pytest.mark.parametrize('size', [(8, 8), (12, 20), (4, 32)])
@@ -119,18 +101,6 @@ def test_images_of_any_size_and_smaller_ones(size):
 def test_a_net_with_no_name_gives_its_sizes_to_one():
     net = make_net('quadratic', img_size=32)
     assert_same_function(include(net, 'sa_learned_content_cifar'), net, images(32, 32))
-
-
-def test_sharp_and_far_and_flat_heads_stay_what_they_are():
-    """Theorem 1's alpha = 46, a Gaussian 100 pixels away, and one that is next to flat."""
-    net = make_net('quadratic', num_heads=4)
-    with torch.no_grad():
-        for block in net.blocks:
-            block.attn.encoding.centers.copy_(torch.tensor([[1., -1.], [100., -30.], [0.4, 9.], [0., 0.]]))
-            block.attn.encoding.spreads.copy_(torch.tensor([92. ** 0.5, 0.3, 1e-4, 0.]))
-    for target in (make_net('quadratic_gen', num_heads=4), make_net('learned', num_heads=4),
-                   make_net('learned', CONTENT, num_heads=4)):
-        assert_same_function(include(net, target), net, images())
 
 
 def test_pruned_nets_are_in_fuller_ones():
@@ -173,10 +143,9 @@ def test_everything_learns_after_two_steps(encoding, terms):
             assert heads.movedim(1 if 'value' in name else 0, 0).flatten(1).amax(1).min() > 0, name
 
 
-@pytest.mark.parametrize('target', ['sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar'])
-def test_a_float16_file_keeps_the_logits(target, tmp_path):
+def test_a_float16_file_keeps_the_logits(tmp_path):
     net = timm.create_model('sa_quadratic_tiny_cifar', pretrained=True).eval()
-    rich = include(net, target)
+    rich = include(net, 'sa_learned_content_tiny_cifar')
     save_folder(rich, tmp_path / 'whole')
     save_weights(rich, tmp_path / 'half.safetensors')
     x = images(32, 32).float()

@@ -4,20 +4,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 from timm.models import save_for_hf
 
-from timm_selfconv.models import SelfAttentionNet
 from timm_selfconv.theory import include, merge_heads, prune_heads
 from timm_selfconv.theory.merging import merge_values
+from tiny_nets import random_net
 
 SMALL = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2)
 
 
 def make_net(num_heads=4, **kwargs):
-    """A net in double precision whose heads differ."""
-    torch.manual_seed(0)
-    net = SelfAttentionNet(**dict(SMALL, **kwargs), num_heads=num_heads, dtype=torch.float64)
-    for parameter in net.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return net.eval()
+    return random_net(num_heads=num_heads, std=0.5, **kwargs)
 
 
 def images(count=64, size=8):

@@ -5,27 +5,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
+from head_maps import random_maps, shift_maps
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.theory import at_taps, conv_residual, conv_to_attention, interior, tap_offsets
 
 KERNELS = [1, 2, 3, 4, (1, 3), (3, 2), (2, 5)]
-
-
-def random_maps(*heads, height=5, width=6, seed=0, sharpness=2.):
-    """Softmax of noise: nothing about them is constant over queries."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = sharpness * torch.randn(*heads, height, width, height * width, generator=generator, dtype=torch.double)
-    return scores.softmax(-1).unflatten(-1, (height, width))
-
-
-def shift_maps(offsets, height=6, width=7):
-    """One-hot maps, one head an offset; a key outside the grid gives way to the nearest inside."""
-    maps = torch.zeros(len(offsets), height, width, height, width, dtype=torch.double)
-    for head, (a, b) in enumerate(offsets):
-        for i in range(height):
-            for j in range(width):
-                maps[head, i, j, min(max(i + a, 0), height - 1), min(max(j + b, 0), width - 1)] = 1.
-    return maps
 
 
 def taps(kernel_size):
@@ -85,16 +69,11 @@ def test_taps_lie_where_torch_s_same_padding_puts_them(kernel_size):
 @pytest.mark.parametrize('kernel_size', KERNELS)
 @pytest.mark.parametrize('heads', [1, 4, 9])
 def test_residuals_are_those_of_least_squares(heads, kernel_size):
-    maps = random_maps(heads)
+    maps = random_maps(heads, 5, 6)
     result, (per_query, layer, shared) = conv_residual(maps, kernel_size), loop_residuals(maps, kernel_size)
     np.testing.assert_allclose(result.per_query.numpy(), per_query, rtol=0, atol=1e-12)
     assert result.layer == pytest.approx(layer, abs=1e-12)
     assert result.shared == pytest.approx(shared, abs=1e-12)
-
-
-def test_more_heads_than_keys_express_everything():
-    result = conv_residual(random_maps(7, height=2, width=3), (1, 2))
-    assert result.per_query.max() < 1e-12
 
 
 @pytest.mark.parametrize('kernel_size', KERNELS)
@@ -120,24 +99,9 @@ def test_lemma_3_no_head_needs_to_be_a_tap(seed, kernel_size, extra):
     generator = torch.Generator().manual_seed(seed)
     blend = torch.eye(len(shifts)).double() + torch.rand(len(shifts), len(shifts), generator=generator).double()
     maps = torch.einsum('hs,sijkl->hijkl', blend / blend.sum(1, keepdim=True), shifts)
-    maps = torch.cat([maps, random_maps(extra, height=6, width=7, seed=seed)])
+    maps = torch.cat([maps, random_maps(extra, 6, 7, seed=seed)])
     result = conv_residual(maps[torch.randperm(len(maps), generator=generator)], kernel_size)
     assert result.layer < 1e-10 and result.shared < 1e-10
-
-
-def test_shared_residual_zero_means_that_value_matrices_make_any_convolution():
-    shifts = shift_maps(taps(3))
-    blend = torch.rand(11, 9, generator=torch.Generator().manual_seed(0)).double()
-    maps = torch.einsum('hs,sijkl->hijkl', blend / blend.sum(1, keepdim=True), shifts)
-    assert conv_residual(maps, 3).shared < 1e-10
-
-    x, weight = torch.randn(2, 4, 6, 7).double(), torch.randn(5, 4, 3, 3).double()
-    center = maps[:, 3, 3].flatten(1).T  # keys x heads
-    targets = shifts[:, 3, 3].flatten(1).T
-    coefficients = torch.linalg.lstsq(center, targets, driver='gelsd').solution  # heads x taps
-    values = torch.einsum('ht,oct->hoc', coefficients, weight.flatten(2))
-    attended = torch.einsum('hijkl,bckl,hoc->boij', maps, x, values)
-    torch.testing.assert_close(interior(attended, 3), F.conv2d(x, weight))
 
 
 def test_lemma_3_alone_makes_no_convolution():
@@ -157,30 +121,12 @@ def test_coefficients_are_shared_by_images_too():
     assert result.per_query.shape == (2, 6, 7) and result.layer < 1e-14
     assert result.shared == pytest.approx(0.5)
 
-    maps = random_maps(2, 3, 4)
+    maps = random_maps(2, 3, 4, 5, 6)
     result = conv_residual(maps, 3)
     each = [[conv_residual(maps[i, j], 3) for j in range(3)] for i in range(2)]
     torch.testing.assert_close(result.per_query, torch.stack([torch.stack([r.per_query for r in row]) for row in each]))
     assert result.layer == pytest.approx(np.mean([r.layer for row in each for r in row]))
     assert result.shared >= np.mean([r.shared for row in each for r in row])
-
-
-@settings(deadline=None, max_examples=30)
-@given(
-    st.integers(1, 10), st.integers(3, 5), st.integers(3, 5), st.sampled_from([1, 2, 3, (3, 1)]),
-    st.integers(0, 2 ** 20))
-def test_bounds_and_symmetries(heads, height, width, kernel_size, seed):
-    maps = random_maps(heads, height=height, width=width, seed=seed)
-    result = conv_residual(maps, kernel_size)
-    number = len(taps(kernel_size))
-    assert max(0., 1 - heads / number) - 1e-12 <= result.layer <= result.shared + 1e-12 <= 1. + 1e-12
-    assert result.per_query.min() >= 0. and result.per_query.max() <= 1.
-    more = conv_residual(torch.cat([maps, random_maps(1, height=height, width=width, seed=seed + 1)]), kernel_size)
-    assert (more.per_query <= result.per_query + 1e-9).all() and more.shared <= result.shared + 1e-9
-    if kernel_size != 2:  # an even kernel is not its own mirror image
-        mirrored = conv_residual(maps.flip(-1, -3), kernel_size)
-        torch.testing.assert_close(mirrored.per_query.flip(-1), result.per_query)
-        assert mirrored.shared == pytest.approx(result.shared, abs=1e-9)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])

@@ -2,9 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from held import held_at_once
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, kernels, separable_attention
-from timm_selfconv.layers.kernels import factors, maps
+from timm_selfconv.layers.kernels import factors
 
 
 def inputs(heads=3, batch=3, height=3, width=4, channels=5, out_channels=2, dtype=torch.float64, seed=0):
@@ -27,34 +28,18 @@ def by_the_map(rows, cols, x, weight, bias):
     return torch.nn.functional.linear(gathered, weight, bias).view(*x.shape[:3], len(weight))
 
 
-BUDGETS = {
-    'factors, many images': (False, 3500),
-    'factors, one image': (False, 1500),
-    'factors, one head': (False, 1),
-    'maps, two images': (True, 3500),
-    'maps, one image': (True, 1500),
-}
-
-
-def choose(patch, by_maps, budget):
-    """Go by factors or by whole maps, in groups of so many bytes."""
-    patch.setattr(kernels, 'maps_are_faster', lambda x: by_maps)
-    patch.setattr(maps if by_maps else factors, 'CPU_BYTES', budget)
-
-
-@pytest.fixture(params=BUDGETS)
-def budget(request, monkeypatch):
+@pytest.fixture(params=[3500, 1500, 1], ids=['many images', 'one image', 'one head'])
+def budget(request):
     """Groups of every kind: an image takes 3 x 4 pixels x 2 to 5 channels x 8 bytes a head."""
-    choose(monkeypatch, *BUDGETS[request.param])
+    with held_at_once(request.param):
+        yield
 
 
 @settings(deadline=None, max_examples=50)
-@given(
-    st.integers(1, 4), st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.booleans(), st.integers(1, 2 ** 12))
-def test_groups_of_any_size_equal_the_map(heads, batch, height, width, by_maps, budget):
+@given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2 ** 12))
+def test_groups_of_any_size_equal_the_map(heads, batch, height, width, nbytes):
     tensors = inputs(heads, batch, height, width)
-    with pytest.MonkeyPatch.context() as patch:
-        choose(patch, by_maps, budget)
+    with held_at_once(nbytes):
         torch.testing.assert_close(separable_attention(*tensors), by_the_map(*tensors))
 
 
@@ -79,16 +64,17 @@ def test_gradients_are_those_of_the_map_whichever_are_wanted(frozen, budget):
 @pytest.mark.parametrize('by_maps', [False, True])
 def test_every_dtype_to_its_rounding(dtype, tolerance, autocast, by_maps, monkeypatch):
     """Against float64 on the same numbers: the error relative to the largest is a few roundings."""
-    choose(monkeypatch, by_maps, 2 ** 14)
+    monkeypatch.setattr(kernels, 'maps_are_faster', lambda x: by_maps)
     exact = inputs(9, 8, 6, 6, 40, 40)
     tensors = [t.detach().to(torch.float32 if autocast or i < 2 else dtype).requires_grad_()
                for i, t in enumerate(exact)]
-    with torch.autocast('cpu', dtype, enabled=autocast and dtype != torch.float32):
-        out = separable_attention(*tensors)
+    grad = torch.randn(8, 6, 6, 40, dtype=torch.float64)
+    with held_at_once(2 ** 14):
+        with torch.autocast('cpu', dtype, enabled=autocast and dtype != torch.float32):
+            out = separable_attention(*tensors)
+        gradients = torch.autograd.grad(out, tensors, grad.to(dtype))
     assert out.dtype == dtype
-    grad = torch.randn(out.shape, dtype=torch.float64)
     expected = by_the_map(*exact)
-    gradients = torch.autograd.grad(out, tensors, grad.to(dtype))
     for a, b, of in zip((out, *gradients), (expected, *torch.autograd.grad(expected, exact, grad)), (out, *tensors)):
         assert a.dtype == of.dtype
         assert (a - b).norm() < tolerance * b.norm()
@@ -135,14 +121,3 @@ def test_tracers_transforms_and_compilers_see_operators():
     torch.testing.assert_close(compiled(*tensors), expected)
     graph = torch.fx.symbolic_trace(lambda r, c, x, w, b: separable_attention(r, c, x, w, b))
     torch.testing.assert_close(graph(*tensors), expected)
-
-
-def test_torchs_own_linear_layer_may_take_the_place_of_the_values(monkeypatch):
-    attn, x, calls = SelfAttention2d(4, 3, grid_size=(3, 3)), torch.randn(2, 3, 3, 4), []
-    wanted = attn(x)
-    attn.value.__class__ = torch.nn.Linear
-    monkeypatch.setattr(
-        'timm_selfconv.layers.attention.separable_attention',
-        lambda *args: calls.append(1) or separable_attention(*args))
-    torch.testing.assert_close(attn(x), wanted)
-    assert calls == [1]

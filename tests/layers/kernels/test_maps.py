@@ -2,9 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from held import held_at_once
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention
-from timm_selfconv.layers.kernels import map_attention, maps, maps_are_faster
+from timm_selfconv.layers.kernels import map_attention, maps_are_faster
 from timm_selfconv.layers.kernels.maps import maps_of_factors, without_tiny
 
 
@@ -31,23 +32,22 @@ def head_by_head(maps, x, weight, bias):
 @given(
     st.integers(1, 4), st.integers(1, 5), st.integers(0, 4), st.integers(1, 4), st.integers(1, 4),
     st.integers(1, 2 ** 12))
-def test_groups_of_any_size_equal_each_head_by_itself(heads, queries, batch, height, width, budget):
+def test_groups_of_any_size_equal_each_head_by_itself(heads, queries, batch, height, width, nbytes):
     tensors = inputs(heads, queries, batch, height, width)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maps, 'CPU_BYTES', budget)
+    with held_at_once(nbytes):
         torch.testing.assert_close(map_attention(*tensors), head_by_head(*tensors))
 
 
-@pytest.mark.parametrize('budget', [1, 1000, 2 ** 20])
+@pytest.mark.parametrize('nbytes', [1, 1000, 2 ** 20])
 @pytest.mark.parametrize('frozen', [(), (0,), (1,), (2,), (3,), (0, 1), (1, 2), (0, 2)])
-def test_gradients_are_autograds_whichever_are_wanted(frozen, budget, monkeypatch):
-    monkeypatch.setattr(maps, 'CPU_BYTES', budget)
+def test_gradients_are_autograds_whichever_are_wanted(frozen, nbytes):
     tensors = inputs()
     for i in frozen:
         tensors[i].requires_grad_(False)
     wanted = [t for t in tensors if t.requires_grad]
     grad = torch.randn(3, 4, 2, dtype=torch.float64)
-    found = torch.autograd.grad(map_attention(*tensors), wanted, grad)
+    with held_at_once(nbytes):
+        found = torch.autograd.grad(map_attention(*tensors), wanted, grad)
     torch.testing.assert_close(found, torch.autograd.grad(head_by_head(*tensors), wanted, grad))
 
 
@@ -81,14 +81,12 @@ def test_matrix_units_take_maps_of_small_grids(grid, channels, dtype, wanted, ma
     assert maps_are_faster(torch.empty(1, *grid, channels, dtype=dtype)) is wanted
 
 
-@pytest.mark.parametrize('capabilities', [{}, {'amx_bf16': False}, {'avx512_bf16': True}])
+@pytest.mark.parametrize('capabilities', [{}, {'amx_bf16': False}, {'avx512_bf16': True}, None], ids=str)
 def test_no_other_processor_does(capabilities, monkeypatch):
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: capabilities, raising=False)
-    assert maps_are_faster(torch.empty(1, 2, 2, 8, dtype=torch.bfloat16)) is False
-
-
-def test_nor_does_a_torch_that_cannot_say(monkeypatch):
-    monkeypatch.delattr(torch.cpu, 'get_capabilities', raising=False)
+    if capabilities is None:  # an older torch, which cannot say
+        monkeypatch.delattr(torch.cpu, 'get_capabilities', raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: capabilities, raising=False)
     assert maps_are_faster(torch.empty(1, 2, 2, 8, dtype=torch.bfloat16)) is False
 
 

@@ -3,7 +3,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from timm_selfconv.layers import SelfAttention2d, attention
+from held import LargestTensor, held_at_once
+from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.kernels.windows import gaussian_windows
 
 
@@ -42,16 +43,17 @@ def test_degenerate_heads_are_numbers(degenerate):
         torch.testing.assert_close(probs.sum(-1), torch.ones(30))
 
 
-def test_large_grids_take_windows_forward_and_backward(monkeypatch):
+def test_large_grids_take_windows_forward_and_backward():
     torch.manual_seed(0)
     attn = SelfAttention2d(4, 3, encoding='quadratic_gen').double()
-    x = torch.randn(2, 6, 5, 4, dtype=torch.float64, requires_grad=True)
-    expected = attn(x)
-    wanted = torch.autograd.grad(expected.square().sum(), [x, *attn.parameters()])
-    monkeypatch.setattr(attention, 'CPU_MAP_BYTES', 3 * 2 * 5 * 30 * 8)  # two rows of queries at a time
-    calls = []
-    monkeypatch.setattr(attention, 'gaussian_windows', lambda *a: calls.append(a[4:]) or gaussian_windows(*a))
-    out = attn(x)
-    assert calls == [(0, 2), (2, 4), (4, 6)]
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), [x, *attn.parameters()]), wanted)
+    with torch.no_grad():
+        attn.encoding.spreads.mul_(9)
+    x = torch.randn(1, 12, 11, 4, dtype=torch.float64, requires_grad=True)
+    sizes, steps = [], []
+    for nbytes in (2 ** 27, 3 * 2 * 11 * 132 * 8):  # all at once, and two rows of queries at a time
+        with held_at_once(nbytes), LargestTensor() as largest:
+            out = attn(x)
+            steps.append((out, torch.autograd.grad(out.square().sum(), [x, *attn.parameters()])))
+        sizes.append(largest.numel)
+    torch.testing.assert_close(*steps)
+    assert sizes[1] <= sizes[0] / 6  # of six steps

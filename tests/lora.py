@@ -1,0 +1,37 @@
+"""Adapters as peft's, which tests put in the place of a net's maps."""
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Lora(nn.Module):
+    """A linear map or 1x1 convolution and what two small matrices add to it; in training it drops."""
+
+    def __init__(self, base_layer, rank=2):
+        super().__init__()
+        rows, cols = base_layer.weight.shape[:2]
+        self.base_layer = base_layer
+        self.a = nn.Parameter(0.5 * torch.randn(rank, cols).to(base_layer.weight) / cols ** 0.5)
+        self.b = nn.Parameter(0.5 * torch.randn(rows, rank).to(base_layer.weight))
+        self.on = True
+        self.train(base_layer.training)
+
+    def weight_in_all(self):
+        return self.base_layer.weight + (self.b @ self.a).view_as(self.base_layer.weight)
+
+    def forward(self, x):
+        out = self.base_layer(x)
+        if not self.on:
+            return out
+        x = F.dropout(x, 0.5, self.training)
+        update = (self.b @ self.a).view_as(self.base_layer.weight)
+        return out + (F.linear(x, update) if update.dim() == 2 else F.conv2d(x, update))
+
+
+class MergeableLora(Lora):
+    def merge(self):
+        self.base_layer.weight.data = self.weight_in_all().detach()
+        self.on = False
+
+    def get_base_layer(self):
+        return self.base_layer
