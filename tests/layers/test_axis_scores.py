@@ -2,7 +2,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from timm_selfconv.layers import axis_offsets, gaussian_axis_scores, precision_matrices, relative_table, resample_table
+from timm_selfconv.layers.axis_scores import axis_offsets, gaussian_axis_scores, precision_matrices, relative_table, \
+    resample_table
 
 sizes = st.integers(1, 9)
 reals = st.floats(-4, 4)

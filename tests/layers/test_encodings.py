@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, precision_matrices
+from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
+from timm_selfconv.layers.axis_scores import precision_matrices
 
 sizes = st.integers(1, 9)
 

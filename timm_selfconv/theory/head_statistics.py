@@ -6,7 +6,7 @@ elsewhere: average the former over :func:`timm_selfconv.theory.interior` queries
 """
 import torch
 
-from timm_selfconv.layers import axis_offsets
+from timm_selfconv.layers.axis_scores import axis_offsets
 from .residual import KernelSize, at_taps, grid_size, interior
 
 __all__ = [
