@@ -6,7 +6,8 @@ import re
 import pytest
 
 CHAPTERS = {
-    'timm_selfconv/models': ('models', 'layers', 'weights', 'weights.history', 'hub', 'files'),
+    'timm_selfconv/models': ('models', 'weights', 'weights.history', 'hub', 'files'),
+    'timm_selfconv/layers': ('layers',),
     'timm_selfconv/theory': ('theory',),
     'timm_selfconv/look': (
         'look.attention_maps', 'look.heads', 'look.explorer', 'look.captions', 'look.figures', 'look.repository'),
