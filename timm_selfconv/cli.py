@@ -82,6 +82,7 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both')
     sub.add_argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards')
     sub.add_argument('--against', choices=['operators'], help='time the net without its kernels too')
+    sub.add_argument('--device', default='cpu')
     sub.add_argument('--threads', type=int, help='how many of the CPU (default: as torch chooses)')
     sub.add_argument('--seconds', type=float, default=3., help=(
         'each is run for, at least, unless turns have taken ten times as long (default: 3)'))

@@ -31,19 +31,22 @@ def run_bench(args: argparse.Namespace) -> None:
         if args.threads < 1:
             raise ValueError(f'threads={args.threads}: needs at least 1')
         torch.set_num_threads(args.threads)
+    device = evaluation.find_device(args.device)
     has_weights = ':' in args.model or timm.is_model_pretrained(args.model)
     model = create_model(
-        args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed)
+        args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed).to(device)
+    cuda = device.type == 'cuda'
+    hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} threads'
     each = itertools.product(args.dtype, args.img_size, args.batch_size)
     speeds = [
         speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)
         for speed in bench.bench(model, size, batch, dtype, args.train, args.fuse, args.seconds, args.against)]
     if args.json:
         print(json.dumps(dict(
-            model=args.model, train=args.train, threads=torch.get_num_threads(),
+            model=args.model, train=args.train, device=hardware, threads=torch.get_num_threads(),
             speeds=[dataclasses.asdict(speed) for speed in speeds]), indent=2))
         return
-    print(f"{args.model}, {'forward and backward' if args.train else 'eval'}, {torch.get_num_threads()} threads: "
+    print(f"{args.model}, {'forward and backward' if args.train else 'eval'}, {hardware}: "
           'medians of batches, all taking turns')
     print(tabulate(
         [(s.img_size, s.batch_size, s.dtype, s.path, s.turns, s.images_per_second, s.ratio, s.of_gemm_limit,
