@@ -200,7 +200,7 @@ class SelfAttention2d(AttentionScores):
                 known = rows > 0 and x.device.type == 'cpu' and not counted()
                 return ('windows' if known and gaussian and not self.separable else 'map'), rows
             coupled = self.relative and getattr(self.encoding, 'full', False)
-            dropped = drops and (x.device.type == 'cpu' or needs_plain_ops(x, False))
+            dropped = drops and (needs_plain_ops(x, False) or x.device.type == 'cpu')
             return ('map' if coupled or dropped else 'keys'), rows
 
     def _through_factors(self, x: torch.Tensor) -> torch.Tensor:
