@@ -6,8 +6,9 @@ import re
 import pytest
 
 CHAPTERS = {
-    'timm_selfconv/models': ('models', 'layers', 'weights', 'weights.history', 'weights.loading', 'weights.saving',
+    'timm_selfconv/models': ('models', 'weights', 'weights.history', 'weights.loading', 'weights.saving',
                              'weights.publishing', 'files'),
+    'timm_selfconv/layers': ('layers',),
     'timm_selfconv/theory': ('theory',),
     'timm_selfconv/look': (
         'look.attention_maps', 'look.heads', 'look.explorer', 'look.figures', 'look.repository'),

@@ -295,6 +295,31 @@ def padded_crop(x: torch.Tensor, padding: int) -> torch.Tensor:
     return x[b[:, None, None, None], c[:, None, None], rows[:, None, :, None], cols[:, None, None, :]]
 
 
+def random_windows(
+        x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], margin: int = 0) -> Tuple[torch.Tensor, ...]:
+    """Draw a window of each image, as timm's augmentations: the first of ten that fits.
+
+    Args:
+        x: Images, shape (B, C, H, W).
+        scale: Smallest and largest part of the image's area.
+        ratio: Smallest and largest width divided by height.
+        margin: Pixels by which a window that fits is smaller than the image.
+
+    Returns:
+        Top, left, height and width in pixels, and whether one fits, all of shape (B,).
+    """
+    batch, _, height, width = x.shape
+    draws = torch.rand(2, 10, batch, device=x.device)
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
+    aspect = torch.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[1])
+    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+    fits = (w <= width - margin) & (h <= height - margin)
+    first = fits.int().argmax(0, keepdim=True)
+    w, h = w.gather(0, first)[0].clamp(1, width), h.gather(0, first)[0].clamp(1, height)
+    corner = torch.rand(2, batch, device=x.device)
+    return (corner[0] * (height - h + 1)).floor(), (corner[1] * (width - w + 1)).floor(), h, w, fits.any(0)
+
+
 def random_resized_crop(
         x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], interpolation: str) -> torch.Tensor:
     """Zoom a window of each image to the whole, as timm's RandomResizedCropAndInterpolation.
@@ -306,14 +331,7 @@ def random_resized_crop(
         interpolation: 'bilinear' or 'bicubic'.
     """
     batch, _, height, width = x.shape
-    draws = torch.rand(2, 10, batch, device=x.device)  # like timm: the first of ten that fits
-    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
-    aspect = torch.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[1])
-    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
-    first = ((w <= width) & (h <= height)).int().argmax(0, keepdim=True)
-    w, h = w.gather(0, first)[0].clamp(1, width), h.gather(0, first)[0].clamp(1, height)
-    corner = torch.rand(2, batch, device=x.device)
-    top, left = (corner[0] * (height - h + 1)).floor(), (corner[1] * (width - w + 1)).floor()
+    top, left, h, w, _ = random_windows(x, scale, ratio)
     theta = x.new_zeros(batch, 2, 3)  # output to input coordinates, both from -1 to 1
     theta[:, 0, 0], theta[:, 0, 2] = w / width, (2 * left + w) / width - 1
     theta[:, 1, 1], theta[:, 1, 2] = h / height, (2 * top + h) / height - 1

@@ -4,15 +4,15 @@
     python -m timm_selfconv.train recipes/paper.yaml model=sa_learned_cifar --output runs/fast batch_size=512 lr=0.512
 
 train.py is the reference. What differs here: all images lie on the device as uint8 and are cropped and flipped there,
-the optimiser is fused and a GPU runs the net compiled, so nothing waits for a data loader. KEY=VALUE replaces a key of
-the recipe (YAML; null removes it). A key that this script does not know stops it, so no part of a recipe is left out in
-silence. Six keys are for this script only: `crop_padding`, the papers' random crop of the image padded with black,
-which train.py ignores (timm has none) in favour of `scale` and `ratio`; `img_sizes`, what images are shrunk to last,
-from which epoch on: {0: 16, 10: 24, 20: 32} begins with 16 x 16 pixels, a quarter of the work; `stem_whitening`, begin
-with a stem that whitens patches, its outputs of this standard deviation; `position_lr_scale`, the learning rate of
-position encodings as a multiple of the others'; `kd_maps`, which layers learn the maps of which of the teacher's
-stages, both from 0, and `kd_maps_weight`, how much that counts. A teacher (`kd_model_name`) sees the same crops at full
-size.
+the optimiser is fused and a GPU runs the net compiled, once for each image size, so nothing waits for a data loader.
+KEY=VALUE replaces a key of the recipe (YAML; null removes it). A key that this script does not know stops it, so no
+part of a recipe is left out in silence. Six keys are for this script only: `crop_padding`, the papers' random crop of
+the image padded with black, which train.py ignores (timm has none) in favour of `scale` and `ratio`; `img_sizes`, what
+images are shrunk to last, from which epoch on: {0: 16, 10: 24, 20: 32} begins with 16 x 16 pixels, a quarter of the
+work; `stem_whitening`, begin with a stem that whitens patches, its outputs of this standard deviation;
+`position_lr_scale`, the learning rate of position encodings as a multiple of the others'; `kd_maps`, which layers learn
+the maps of which of the teacher's stages, both from 0, and `kd_maps_weight`, how much that counts. A teacher
+(`kd_model_name`) sees the same crops at full size.
 
 OUTPUT gets last.pth.tar after each epoch (timm's layout), as many older ones as `checkpoint_hist` asks for,
 summary.csv (timm's columns) and history.json, which also says where the heads looked after each epoch. Stop the script
@@ -58,8 +58,9 @@ def run_train(options: argparse.Namespace) -> None:
     for module in args.device_modules:
         as_value_error(f'device_modules={args.device_modules}', partial(importlib.import_module, module))
     device = find_device(options.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
-    if args.torchcompile is None and device.type == 'cuda':
-        args.torchcompile = 'inductor'
+    if device.type == 'cuda':
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True  # as train.py has it
+        args.torchcompile = 'inductor' if args.torchcompile is None else args.torchcompile
     data = options.data or args.dataset
     columns = (args.input_key, args.target_key, device)
     training = Training(args, load_images(data, args.train_split, *columns), options.batches)

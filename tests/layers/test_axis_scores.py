@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from timm_selfconv.layers import axis_offsets, gaussian_axis_scores, relative_table, resample_table
+from timm_selfconv.layers.axis_scores import axis_offsets, gaussian_axis_scores, relative_table, resample_table
 
 sizes = st.integers(1, 9)
 

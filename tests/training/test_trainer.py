@@ -2,6 +2,7 @@
 import csv
 import io
 import os
+import random
 import re
 import shlex
 import shutil
@@ -24,6 +25,8 @@ import yaml
 from filelock import FileLock
 from PIL import Image
 from timm.data import create_transform
+from timm.data.random_erasing import RandomErasing
+from torch._dynamo import register_backend
 
 from timm_selfconv import train
 from timm_selfconv.data import at_size, load_images
@@ -31,7 +34,7 @@ from timm_selfconv.models import zoo_names
 from timm_selfconv.cli import main as cli
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.training import trainer
-from timm_selfconv.training.augment import Augment
+from timm_selfconv.training.augment import Augment, random_erasing
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.weights.history import accuracies, read_history
 from timm_selfconv.weights.saving import load_shards
@@ -130,6 +133,38 @@ def test_images_are_normalised_as_timm_does(folder):
     wanted = torch.stack([transform(Image.fromarray(i.permute(1, 2, 0).numpy())) for i in images])
     torch.testing.assert_close(augment.normalize(images), wanted, rtol=0, atol=1e-6)
     torch.testing.assert_close(augment(images), wanted, rtol=0, atol=1e-5)
+
+
+def test_erasing_is_timms_in_distribution():
+    torch.manual_seed(0)
+    random.seed(0)
+    x = torch.zeros(4000, 1, 16, 16)
+    noise = random_erasing(x, 0.4)
+    ours, theirs = (y[:, 0] != 0 for y in (noise, RandomErasing(0.4, mode='pixel', device='cpu')(x.clone())))
+    assert abs(noise[noise != 0].mean()) < 0.01 and noise[noise != 0].std() == pytest.approx(1, abs=0.01)
+    hits = [mask.flatten(1).any(1) for mask in (ours, theirs)]
+    assert hits[0].float().mean() == pytest.approx(hits[1].float().mean().item(), abs=0.05)  # five standard deviations
+    torch.testing.assert_close(ours.float().mean(0), theirs.float().mean(0), rtol=0, atol=0.035)  # pixel by pixel
+    for dim in (1, 2):  # widths and heights of what was erased, by their cumulated distribution
+        sides = [mask.any(dim).sum(1)[hit].bincount(minlength=17).cumsum(0) / hit.sum() for mask, hit in zip(
+            (ours, theirs), hits)]
+        torch.testing.assert_close(*sides, rtol=0, atol=0.08)
+    boxes = ours.any(1).sum(1) * ours.any(2).sum(1)
+    assert torch.equal(boxes, ours.sum((1, 2)))
+
+
+def test_each_image_size_is_a_graph_without_symbolic_shapes(folder, tmp_path):
+    images = []
+
+    @register_backend(name='recorded')
+    def record(graph, inputs):
+        assert all(isinstance(size, int) for x in inputs for size in getattr(x, 'shape', [x]))
+        images.extend(x.shape for x in inputs if x.dim() == 4 and x.shape[-1] > 4)  # not the stem's weight
+        return graph.forward
+
+    run(folder, tmp_path, 'torchcompile=recorded', 'epochs=2', '--batches', '1', 'img_sizes={0: 16, 1: 32}',
+        'model_kwargs={embed_dim: 8, mlp_dim: 8, depth: 1}')
+    assert images == [(8, 3, 16, 16), (8, 3, 32, 32)]
 
 
 def test_one_step_is_that_of_torch_s_optimiser(folder):

@@ -48,6 +48,7 @@ def add_bench(parser: ArgumentParser) -> None:
     parser.add_argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both')
     parser.add_argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards')
     parser.add_argument('--against', choices=['operators'], help='time the net without its kernels too')
+    parser.add_argument('--device', default='cpu')
     parser.add_argument('--threads', type=natural, help='how many of the CPU (default: as torch chooses)')
     parser.add_argument('--seconds', type=float, default=3., help=(
         'each is run for, at least, unless turns have taken ten times as long (default: 3)'))
@@ -59,22 +60,26 @@ def run_bench(args: Namespace) -> None:
     import timm
     import torch
     from timm_selfconv.measure.bench import bench
+    from timm_selfconv.measure.evaluation import find_device
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
+    device = find_device(args.device)
     has_weights = ':' in args.model or timm.is_model_pretrained(args.model)
     model = create_model(
-        args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed)
+        args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed).to(device)
+    cuda = device.type == 'cuda'
+    hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} threads'
     each = itertools.product(args.dtype, args.img_size, args.batch_size)
     speeds = [
         speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)
         for speed in bench(model, size, batch, dtype, args.train, args.fuse, args.seconds, args.against)]
     if args.json:
         print(json.dumps(dict(
-            model=args.model, train=args.train, threads=torch.get_num_threads(),
+            model=args.model, train=args.train, device=hardware, threads=torch.get_num_threads(),
             speeds=[dataclasses.asdict(speed) for speed in speeds]), indent=2))
         return
-    print(f"{args.model}, {'forward and backward' if args.train else 'eval'}, {torch.get_num_threads()} threads: "
+    print(f"{args.model}, {'forward and backward' if args.train else 'eval'}, {hardware}: "
           'medians of batches, all taking turns')
     print(tabulate(
         [(s.img_size, s.batch_size, s.dtype, s.path, s.turns, s.images_per_second, s.ratio, s.of_gemm_limit,

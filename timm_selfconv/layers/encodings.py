@@ -118,12 +118,12 @@ class QuadraticEncoding(nn.Module):
 
         Returns:
             Row table, offsets from ``-(height - 1)`` to ``height - 1``, shape (heads, 2 height - 1), column table,
-            (heads, 2 width - 1), and what couples the axes, (heads,); float64.
+            (heads, 2 width - 1), and what couples the axes, (heads,); float64, on the CPU as some devices lack it.
         """
-        centers, precision = self.centers.double(), precision_matrices(self.spreads.double())
+        centers, precision = self.centers.cpu().double(), precision_matrices(self.spreads.cpu().double())
         tables = []
         for axis, size in enumerate((height, width)):
-            offsets = torch.arange(1 - size, size, device=centers.device)
+            offsets = torch.arange(1 - size, size)
             distance = offsets - centers[:, axis, None]
             # of the product of both distances, what is linear in one
             linear = precision[:, 0, 1, None] * centers[:, 1 - axis, None] * offsets
@@ -268,7 +268,7 @@ class LearnedEncoding(nn.Module):
         for table, keys, size in ((self.row_table, self.row_keys, height), (self.col_table, self.col_keys, width)):
             check_reach(table, size)
             reach = (table.shape[0] + 1) // 2
-            tables.append(keys.double() @ table[reach - size:reach + size - 1].double().T)
+            tables.append(keys.cpu().double() @ table[reach - size:reach + size - 1].cpu().double().T)
         return tables[0], tables[1], tables[0].new_zeros(len(tables[0]))
 
     def forward(

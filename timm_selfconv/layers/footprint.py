@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
-from .onlookers import must_be_plain
+from .observed import needs_plain_ops
 
 __all__ = ['aggregate', 'footprint']
 
@@ -145,7 +145,7 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         value, weights = ctx.saved_tensors
-        if torch.is_grad_enabled() or must_be_plain(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):
+        if torch.is_grad_enabled() or needs_plain_ops(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):
             # for a second derivative, and for many gradients at once
             with torch.enable_grad():
                 out = weighted_sum(value, weights, *ctx.sizes)
@@ -189,7 +189,7 @@ def aggregate(
     """
     weights = weights.to(value.dtype)
     if not torch.jit.is_scripting():
-        if not must_be_plain(value):
+        if not needs_plain_ops(value):
             # fewer images make no long runs, and the rows of a larger grid are long themselves
             short = value.device.type == 'cpu' and value.shape[3] * value.element_size() < 64
             if torch.is_grad_enabled() or (value.shape[0] >= 16 and short):

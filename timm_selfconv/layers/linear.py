@@ -6,8 +6,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
+from torch.nn.modules.module import _has_any_global_hook
 
-from .onlookers import any_module_hooked, counted, hooked, must_be_plain
+from .observed import counted, hooked, needs_plain_ops
 
 __all__ = ['apply_linear', 'autocast_dtype', 'linear', 'weight_gradient']
 
@@ -23,17 +24,18 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def through_onednn(x: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
-    """Whether oneDNN is faster at a product of tensors than torch's own choice, and nobody looks on.
+    """Decide whether oneDNN takes a product of tensors: where it is faster than torch's own choice and may be seen.
 
     That choice is MKL in float32, which uses half of the width of vectors on processors that are not Intel's.
     """
-    if not ONEDNN or must_be_plain(x) or counted():  # who counts products does not know its operator
+    # counters of products do not know its operator
+    if not ONEDNN or needs_plain_ops(x) or counted() or x.numel() == 0 or torch.is_autocast_enabled('cpu'):
         return False
-    tensors = [t for t in (x, *others) if t is not None]
-    return (
-        x.numel() > 0 and not torch.is_autocast_enabled('cpu')
-        and all(t.dtype == torch.float32 and t.device.type == 'cpu' for t in tensors)
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)))
+    for t in (x, *others):
+        if t is not None and (t.dtype != torch.float32 or t.device.type != 'cpu'
+                              or (t.requires_grad and torch.is_grad_enabled())):
+            return False
+    return True
 
 
 @torch.fx.wrap
@@ -63,10 +65,10 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> t
 
 
 def apply_linear(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What a layer makes of x: torch's own Linear by the faster library, unless somebody waits for the call.
+    """Call a layer on x; torch's own Linear, unless hooks or tracers wait for the call, by the faster library.
 
     A function, not a subclass of Linear: quantisation, pruning and adapters choose layers by their type.
     """
-    if must_be_plain(x) or type(layer) is not nn.Linear or hooked(layer) or any_module_hooked():
+    if needs_plain_ops(x) or type(layer) is not nn.Linear or hooked(layer) or _has_any_global_hook():
         return layer(x)
     return linear(x, layer.weight, layer.bias)

@@ -4,7 +4,7 @@ import timm.layers
 from torch.utils.checkpoint import checkpoint
 
 from .linear import apply_linear
-from .onlookers import hooked, needs_operators
+from .observed import hooked, needs_plain_ops
 
 __all__ = ['Mlp']
 
@@ -30,7 +30,7 @@ class Mlp(timm.layers.Mlp):
         else:
             x = apply_linear(self.fc1, x)
             # who hooks a module sees it called once
-            plain = not torch.is_grad_enabled() or needs_operators(x) or any(hooked(m) for m in self.children())
+            plain = not torch.is_grad_enabled() or needs_plain_ops(x, False) or any(hooked(m) for m in self.children())
             x = self.output(x) if plain else checkpoint(
                 self.output, x, use_reentrant=False, preserve_rng_state=self.training and self.drop1.p > 0.)
         return self.drop2(x)

@@ -13,7 +13,7 @@ from timm.layers import register_notrace_function, register_notrace_module
 
 from .footprint import aggregate, footprint
 from .linear import linear, through_onednn
-from .onlookers import counted, hooked, must_be_plain
+from .observed import counted, hooked, needs_plain_ops
 
 __all__ = [
     'PassBatchNorm2d', 'PassStatistics2d', 'PointwiseConv2d', 'SanAttention2d', 'channels_last',
@@ -284,7 +284,7 @@ class SanAttention2d(nn.Module):
     @torch.jit.unused
     def _may_fold(self, query: torch.Tensor) -> bool:
         """Whether nobody asks for what single modules make of queries and keys, all of them ours and in eval mode."""
-        return not (must_be_plain(query) or counted() or torch.is_grad_enabled()) and all(
+        return not (needs_plain_ops(query) or counted() or torch.is_grad_enabled()) and all(
             type(part) in PLAIN and not (part.training or hooked(part))
             for module in (self.norm1, self.weight1, self.norm2, self.weight2) for part in module.modules())
 

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from timm_selfconv import theory
-from timm_selfconv.layers import SelfAttention2d, operators_only
+from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers.observed import operators_only
 from timm_selfconv.models import SelfAttentionNet
 
 __all__ = [

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 
-from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d, hooked, must_be_plain
+from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
+from timm_selfconv.layers.observed import hooked, needs_plain_ops
 from timm_selfconv.layers.san_attention import channels_last
 from ._base import ZooNet
 from ._cfg import build_net, cifar_cfgs
@@ -79,7 +80,7 @@ class Bottleneck(nn.Module):
     def _may_overwrite(self, x: torch.Tensor, shortcut: torch.Tensor) -> bool:
         """Whether nobody else holds what the convolution made."""
         ours = type(self.conv) is PointwiseConv2d and not hooked(self.conv)
-        return ours and not (must_be_plain(x) or torch.is_grad_enabled()) and x.dtype == shortcut.dtype
+        return ours and not (needs_plain_ops(x) or torch.is_grad_enabled()) and x.dtype == shortcut.dtype
 
 
 class Stage(nn.Module):
@@ -191,7 +192,7 @@ class SAN(ZooNet):
     def _pass_stem_in_groups(self, x: torch.Tensor) -> torch.Tensor:
         """The stem of images x, a few at a time where nobody looks on: at full resolution, a batch leaves the cache."""
         modules = self.stem, self.stem_norm, self.stem_act, self.stem_pool
-        if (torch.is_grad_enabled() or must_be_plain(x) or x.device.type != 'cpu'
+        if (torch.is_grad_enabled() or needs_plain_ops(x) or x.device.type != 'cpu'
                 or any(m.training or hooked(m) for m in modules)):
             return self._pass_stem(x)
         images = max(1, STEM_BYTES // (self.stem_norm.num_features * x.shape[2] * x.shape[3] * x.element_size()))

@@ -18,7 +18,8 @@ from timm.layers import ClassifierHead, DropPath, LayerType, calculate_drop_path
     resample_abs_pos_embed_nhwc
 from timm.models import generate_default_cfgs, register_model
 
-from timm_selfconv.layers import Mlp, SelfAttention2d, resample_table
+from timm_selfconv.layers import Mlp, SelfAttention2d
+from timm_selfconv.layers.axis_scores import resample_table
 from ._base import BlockNet, check_sizes, to_grid_size
 from ._cfg import build_net, cifar_cfgs
 from ._released import convert_released, is_released

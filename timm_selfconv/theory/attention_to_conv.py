@@ -80,7 +80,7 @@ def offset_scores(encoding: Union[QuadraticEncoding, LearnedEncoding], kernel_si
                 f'a kernel of {kernel_size} has offsets up to {(reach[0] - 1, reach[1] - 1)}, but the learned encoding '
                 f'has them up to {known} alone')
     rows, cols, cross = encoding.offset_tables(*reach)
-    d1, d2 = (torch.arange(1 - n, n, device=rows.device) for n in reach)
+    d1, d2 = (torch.arange(1 - n, n) for n in reach)
     return rows[:, :, None] + cols[:, None] + cross[:, None, None] * d1[:, None] * d2
 
 
@@ -164,7 +164,7 @@ def conv_attention_to_conv(attn: ConvAttention, inputs: Optional[torch.Tensor]) 
     As in :func:`head_kernels`, a head makes of the taps its softmax over them: a tap's weights are the heads' values in
     that proportion. Padding is attended to as the image is, so that all pixels are interior.
     """
-    double = copy.deepcopy(attn).double()
+    double = copy.deepcopy(attn).cpu().double()  # not every device has float64
     taps = tap_centers(attn.kernel_size, attn.dilation).to(double.centers)
     conv_cls: Callable[..., Conv] = CONVS[taps.shape[1] - 1]
     conv = conv_cls(
@@ -191,7 +191,7 @@ def conv_attention_to_conv(attn: ConvAttention, inputs: Optional[torch.Tensor]) 
         bias = 0. if double.bias is None else double.bias.view(-1, *[1] * taps.shape[1])
         error = float((conv(inputs.to(taps)) - expected).norm() / (expected - bias).norm())
     report = ConvReport(tuple(attn.kernel_size), tuple(mass.tolist()), error, None)
-    return conv.to(attn.value_weight.dtype), report
+    return conv.to(attn.value_weight), report
 
 
 def attention_to_conv(
@@ -254,7 +254,7 @@ def attention_to_conv(
     if any(side % 2 == 0 or not 1 <= side <= limit for side, limit in zip(kernel, largest)):
         raise ValueError(f'kernel_size={kernel_size}: needs odd numbers up to {largest} on a grid of {grid_size}')
 
-    double = copy.deepcopy(attn).double().eval()
+    double = copy.deepcopy(attn).cpu().double().eval()
     value = double.value.weight.detach().view(attn.dim, attn.num_heads, attn.dim)
     weight = torch.einsum('ohc,hij->ocij', value, head_kernels(attn, kernel))
     if isinstance(double.proj, nn.Linear):
@@ -269,7 +269,7 @@ def attention_to_conv(
         inputs = torch.randn(2, *grid_size, attn.dim, generator=torch.Generator().manual_seed(0))
     mass = tuple(held_mass(patterns, kernel).tolist())
     report = ConvReport(kernel, mass, *relative_errors(double, conv, inputs.to(weight)))
-    return conv.to(attn.value.weight.dtype), report
+    return conv.to(attn.value.weight), report
 
 
 class ConvNhwc(nn.Module):

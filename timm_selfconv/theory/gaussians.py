@@ -1,12 +1,12 @@
 """Heads as Gaussians around the query: exactly what quadratic ones are, mean and covariance of other positions."""
-import copy
 from dataclasses import dataclass
 from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
 
-from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d, precision_matrices
+from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
+from timm_selfconv.layers.axis_scores import precision_matrices
 
 __all__ = ['Blobs', 'encoding_blobs', 'position_blobs']
 
@@ -53,7 +53,7 @@ def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
 @torch.no_grad()
 def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
     """Mean and covariance of what the grid's middle query gives to offsets, for an encoding of separable scores."""
-    rows, cols, _ = copy.deepcopy(encoding).cpu().offset_tables(*grid)  # in float64, which some devices lack
+    rows, cols, _ = encoding.offset_tables(*grid)
     centers, variances = [], []
     for table, size in ((rows, grid[0]), (cols, grid[1])):
         offsets = torch.arange(size, dtype=torch.double) - size // 2

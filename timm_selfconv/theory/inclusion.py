@@ -20,8 +20,8 @@ from timm.models._input import get_model_input_config
 
 from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d, \
     gaussian_axis_scores
+from timm_selfconv.layers.adapters import plain_copy
 from timm_selfconv.models import SelfAttentionNet
-from .adapters import plain_copy
 from .pruning import block_attentions
 
 __all__ = ['include']

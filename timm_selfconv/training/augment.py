@@ -4,11 +4,19 @@ import argparse
 import torch
 import torch.nn as nn
 from timm.data import resolve_data_config
-from timm.data.random_erasing import RandomErasing
 
-from timm_selfconv.data import padded_crop, random_resized_crop
+from timm_selfconv.data import padded_crop, random_resized_crop, random_windows
 
-__all__ = ['Augment']
+__all__ = ['Augment', 'random_erasing']
+
+
+def random_erasing(x: torch.Tensor, probability: float) -> torch.Tensor:
+    """Fill a window of images, shape (B, C, H, W), with noise, as timm's RandomErasing, which loops over images."""
+    top, left, h, w, fits = (t[:, None] for t in random_windows(x, (0.02, 1 / 3), (0.3, 1 / 0.3), margin=1))
+    rows, cols = (torch.arange(size, device=x.device) for size in x.shape[2:])
+    chosen = fits & (torch.rand(len(x), 1, device=x.device) < probability)
+    window = ((rows >= top) & (rows < top + h) & chosen)[:, :, None] & ((cols >= left) & (cols < left + w))[:, None]
+    return torch.where(window[:, None], torch.randn_like(x), x)
 
 
 class Augment:
@@ -18,7 +26,6 @@ class Augment:
         config = resolve_data_config({}, model=model)
         self.args = args
         self.mean, self.std = (torch.tensor(config[k], device=device).view(1, -1, 1, 1) for k in ('mean', 'std'))
-        self.erase = RandomErasing(args.reprob, mode='pixel', device=str(device)) if args.reprob else nn.Identity()
 
     def normalize(self, x: torch.Tensor) -> torch.Tensor:
         return (x / 255 - self.mean) / self.std
@@ -30,4 +37,5 @@ class Augment:
         else:
             x = random_resized_crop(x.float(), self.args.scale, self.args.ratio, self.args.train_interpolation)
         flip = torch.rand(len(x), 1, 1, 1, device=x.device) < self.args.hflip
-        return self.erase(self.normalize(torch.where(flip, x.flip(3), x)))
+        x = self.normalize(torch.where(flip, x.flip(3), x))
+        return random_erasing(x, self.args.reprob) if self.args.reprob else x

@@ -93,8 +93,10 @@ class Training:
         teacher = self.teacher and self.teacher.model
         self.student = as_value_error(
             f'kd_maps={args.kd_maps}', lambda: Student(self.model, teacher, args.kd_maps).to(device))
-        self.forward = self.student if not args.torchcompile else as_value_error(
-            f'torchcompile={args.torchcompile!r}', partial(torch.compile, self.student, backend=args.torchcompile))
+        # a graph for each image size: one for any is slower
+        compiled = partial(torch.compile, self.student, backend=args.torchcompile, dynamic=False)
+        self.forward = as_value_error(
+            f'torchcompile={args.torchcompile!r}', compiled) if args.torchcompile else self.student
         self.mixup = Mixup(
             args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
             num_classes=self.model.num_classes) if args.mixup or args.cutmix else None

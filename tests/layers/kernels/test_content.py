@@ -5,7 +5,8 @@ from hypothesis import given, settings, strategies as st
 
 from held import held_at_once
 from saved import saved_bytes
-from timm_selfconv.layers import SelfAttention2d, explicit_maps, key_attention, kernels
+from timm_selfconv.layers import SelfAttention2d, explicit_maps, kernels
+from timm_selfconv.layers.kernels import key_attention
 from timm_selfconv.layers.kernels import content
 from timm_selfconv.layers.kernels.operators import attend_to_keys
 

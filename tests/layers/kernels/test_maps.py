@@ -6,7 +6,8 @@ from held import held_at_once
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention
 from timm_selfconv.layers.kernels import map_attention, maps_are_faster
-from timm_selfconv.layers.kernels.maps import maps_of_factors, without_tiny
+from timm_selfconv.layers.kernels.kernel import flush_denormals
+from timm_selfconv.layers.kernels.maps import maps_of_factors
 
 
 def inputs(heads=3, queries=4, batch=3, height=2, width=3, channels=5, out_channels=2, seed=0):
@@ -103,9 +104,9 @@ def test_maps_and_factors_agree(width, matrix_units):
 
 def test_no_probability_is_denormal():
     probs = torch.tensor([0.5, 1e-29, 1e-31, 1e-40, 0.])
-    assert without_tiny(probs, torch.float32).tolist() == [0.5, probs[1].item(), 0., 0., 0.]
-    assert without_tiny(probs, torch.float64)[3] == 0.
-    assert without_tiny(probs[:1], torch.float16).dtype == torch.float16
+    assert flush_denormals(probs, torch.float32).tolist() == [0.5, probs[1].item(), 0., 0., 0.]
+    assert flush_denormals(probs, torch.float64)[3] == 0.
+    assert flush_denormals(probs[:1], torch.float16).dtype == torch.float16
 
 
 @pytest.mark.parametrize('hook', ['values', 'dropout', 'none'])

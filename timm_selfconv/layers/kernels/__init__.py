@@ -14,7 +14,7 @@ import torch
 from timm.layers import register_notrace_function
 
 from ..linear import autocast_dtype
-from ..onlookers import needs_operators
+from ..observed import needs_plain_ops
 from .content import by_keys, fused_attention
 from .factors import by_factors
 from .maps import by_maps, maps_of_factors
@@ -35,23 +35,6 @@ def maps_are_faster(x: torch.Tensor) -> bool:
     return (
         x.device.type == 'cpu' and x.dtype == torch.bfloat16 and x.shape[1] * x.shape[2] <= x.shape[3]
         and has_matrix_units())
-
-
-def choose_separable(
-        row_probs: torch.Tensor,
-        col_probs: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """:func:`separable_attention` by the fastest kernel that nobody looks on forbids."""
-    if needs_operators(x):
-        return attend_by_factors(row_probs, col_probs, x, weight, bias)
-    dtype = autocast_dtype(x)
-    x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if maps_are_faster(x):
-        return by_maps(maps_of_factors(row_probs, col_probs), x, weight, bias).unflatten(1, x.shape[1:3])
-    return by_factors(row_probs, col_probs, x, weight, bias)
 
 
 @torch.fx.wrap
@@ -82,7 +65,13 @@ def separable_attention(
     if torch.jit.is_scripting():
         return attend_by_factors(row_probs, col_probs, x, weight, bias)
     else:  # torchscript compiles what follows a return, but not an else
-        return choose_separable(row_probs, col_probs, x, weight, bias)
+        if needs_plain_ops(x, False):
+            return attend_by_factors(row_probs, col_probs, x, weight, bias)
+        dtype = autocast_dtype(x)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        if maps_are_faster(x):
+            return by_maps(maps_of_factors(row_probs, col_probs), x, weight, bias).unflatten(1, x.shape[1:3])
+        return by_factors(row_probs, col_probs, x, weight, bias)
 
 
 def map_attention(
@@ -105,7 +94,7 @@ def map_attention(
     Returns:
         Shape (B, Q, out_channels).
     """
-    if needs_operators(x):
+    if needs_plain_ops(x, False):
         return attend_by_maps(probs, x, weight, bias)
     dtype = autocast_dtype(x)
     return by_maps(probs, x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
@@ -136,7 +125,7 @@ def key_attention(
     """
     value = value.to(query.dtype)
     if not torch.jit.is_scripting():  # a condition of its own, for what is in it is not compiled then
-        if not needs_operators(query):
+        if not needs_plain_ops(query, False):
             if query.device.type == 'cpu':
                 return by_keys(query, key, value, rows, cols)
             return fused_attention(query, key, value, rows, cols, dropout_p)

@@ -92,11 +92,11 @@ def gradients(
     Args:
         grad: Gradient of the result, shape (B, Q W, heads, channels).
         needs: Which arguments of :func:`attend` need theirs.
-        query: The first of these arguments; the others follow.
-        key: The second.
-        value: The third.
-        rows: The fourth.
-        cols: The fifth.
+        query: Scaled queries of Q rows of pixels, shape (B, heads, Q, W, dim).
+        key: Keys, shape (B, heads, N, dim).
+        value: Values, shape (B, heads or 1, N, channels).
+        rows: Row scores, shape (B or 1, heads, Q, W or 1, H), N = H W, or None.
+        cols: Column scores, shape (B or 1, heads, Q or 1, W, W), with row scores.
     """
     inputs = query, key, value, rows, cols
     sums = torch.promote_types(query.dtype, torch.float32)
@@ -107,6 +107,9 @@ def gradients(
         torch.zeros(t.shape, dtype=t.dtype if whole and t.dim() == 4 else sums, device=t.device)
         for t, need in zip(inputs[1:], needs[1:])]
     grad = grad.transpose(1, 2).unflatten(2, query.shape[2:4])
+    # Each group's map is made again. Softmax's gradient, p (g - sum p g), is formed in place of g; its sum over key
+    # columns is that of row scores, over key rows that of column scores. A group has its queries' gradients whole, but
+    # gives keys and values only a share, which is added up.
     for images, queries in chunks:
         some, keys, values = part(query, images, queries), key[images], value[images]
         back = part(grad, images, queries).flatten(2, 3)

@@ -18,8 +18,7 @@ from typing import List, Optional, Sequence, Tuple
 import torch
 
 from ..linear import linear, weight_gradient
-from .kernel import Kernel
-from .maps import without_tiny
+from .kernel import Kernel, flush_denormals
 from .operators import attend_by_factors
 
 __all__ = ['attend', 'by_factors', 'gradients', 'group_size', 'images_inside']
@@ -52,11 +51,14 @@ def attend(
     heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
     channels, out_channels = x.shape[3], weight.shape[0]
     images, step = group_size(x, heads, out_channels)
-    rows, cols = without_tiny(row_probs, x.dtype), without_tiny(col_probs, x.dtype).transpose(0, 1)
+    rows, cols = flush_denormals(row_probs, x.dtype), flush_denormals(col_probs, x.dtype).transpose(0, 1)
     values = weight.unflatten(1, (heads, channels)).transpose(0, 1).contiguous()
 
     out = x.new_empty(x.shape[0], height, width, out_channels)
     numel = height * width * images * out_channels
+    # Values first: a head's own product is as large as the input, where gathering first would hold all heads of it.
+    # Rows meet head by head in one buffer with the heads side by side, so that one product over (heads, key columns)
+    # both meets the columns and sums the heads, and nothing is added up by an operator of its own.
     value_buffer, row_buffer, sum_buffer = x.new_empty(numel), x.new_empty(step * numel), x.new_empty(numel)
     for first in range(0, x.shape[0], images):
         group = x[first:first + images]
@@ -96,16 +98,16 @@ def gradients(
     Args:
         grad: Gradient of the result, shape (B, H, W, out_channels).
         needs: Which arguments of :func:`attend` need theirs.
-        row_probs: The first of these arguments; the others follow.
-        col_probs: The second.
-        x: The third.
-        weight: The fourth.
-        bias: The fifth.
+        row_probs: Probabilities of key rows, shape (heads, H, H), query before key.
+        col_probs: Probabilities of key columns, shape (heads, W, W).
+        x: Input, shape (B, H, W, C).
+        weight: Value weights of all heads, shape (out_channels, heads C).
+        bias: Shape (out_channels,), or None.
     """
     heads, height, width = row_probs.shape[0], x.shape[1], x.shape[2]
     channels, out_channels = x.shape[3], weight.shape[0]
     images, step = group_size(x, heads, channels)
-    rows, cols = (without_tiny(probs, x.dtype) for probs in (row_probs, col_probs))
+    rows, cols = (flush_denormals(probs, x.dtype) for probs in (row_probs, col_probs))
     values = weight.unflatten(1, (heads, channels)).permute(1, 2, 0).contiguous()
 
     sums = torch.promote_types(x.dtype, torch.float32)
@@ -113,6 +115,9 @@ def gradients(
     grad_values = torch.zeros(heads, out_channels, channels, device=x.device, dtype=sums if needs[3] else x.dtype)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     numel = height * width * images * channels
+    # The forward pass kept nothing but its inputs. Columns meet the input again, for several heads in one product; then
+    # head by head what comes back through the values gives the gradient of rows, and meets them transposed; with rows
+    # met too, the gathered input gives that of values. Transposed columns meet last and sum the heads, as forward.
     head_buffer, sum_buffer = x.new_empty(numel), x.new_empty(numel)
     row_buffer, col_buffer = x.new_empty(step * numel), x.new_empty(step * numel)
     weight_buffer = x.new_empty(out_channels, channels)

@@ -2,8 +2,18 @@
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
+import torch.nn.functional as F
 
-__all__ = ['Kernel']
+__all__ = ['Kernel', 'flush_denormals']
+
+# smaller probabilities are set to zero
+TINY = 1e-30
+
+
+def flush_denormals(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Probabilities in a dtype, 0 for those too small to change a sum: products of denormal numbers are slow."""
+    return F.threshold(probs.to(dtype), TINY, 0.)
+
 
 def gradients_of_operators(
         operators: Callable[..., torch.Tensor],

@@ -8,19 +8,16 @@ input, (B, Q, heads, C), stays in the cache; the backward pass gathers it again.
 from typing import List, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 
 from ..linear import linear, weight_gradient
-from .kernel import Kernel
+from .kernel import Kernel, flush_denormals
 from .operators import attend_by_maps
 
-__all__ = ['attend', 'by_maps', 'gradients', 'maps_of_factors', 'without_tiny']
+__all__ = ['attend', 'by_maps', 'gradients', 'maps_of_factors']
 
 # bytes of what the heads of a group gather: on a CPU a share of the cache, elsewhere of the memory
 CPU_BYTES = 16 * 2 ** 20
 DEVICE_BYTES = 2 ** 30
-# probabilities below it are none
-TINY = 1e-30
 
 
 def maps_of_factors(row_probs: torch.Tensor, col_probs: torch.Tensor) -> torch.Tensor:
@@ -28,15 +25,10 @@ def maps_of_factors(row_probs: torch.Tensor, col_probs: torch.Tensor) -> torch.T
     return (row_probs[:, :, None, :, None] * col_probs[:, None, :, None, :]).flatten(3).flatten(1, 2)
 
 
-def without_tiny(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Probabilities in a dtype, 0 for those that no sum can tell from it: products of denormal numbers are slow."""
-    return F.threshold(probs.to(dtype), TINY, 0.)
-
-
 def side_by_side(maps: torch.Tensor, x: torch.Tensor) -> Tuple[torch.Tensor, int]:
     """Maps in x's dtype with a query's heads side by side, shape (Q heads, keys), and how many images make a group."""
     budget = CPU_BYTES if x.device.type == 'cpu' else DEVICE_BYTES
-    rows = without_tiny(maps, x.dtype).transpose(0, 1).flatten(0, 1)
+    rows = flush_denormals(maps, x.dtype).transpose(0, 1).flatten(0, 1)
     return rows, max(1, min(len(x), budget // max(1, len(rows) * x.shape[3] * x.element_size())))
 
 
@@ -72,10 +64,10 @@ def gradients(
     Args:
         grad: Gradient of the result, shape (B, Q, out_channels).
         needs: Which arguments of :func:`attend` need theirs.
-        maps: The first of these arguments; the others follow.
-        x: The second.
-        weight: The third.
-        bias: The fourth.
+        maps: Probabilities, shape (heads, Q, H W), query before key.
+        x: Input, shape (B, H, W, C).
+        weight: Value weights of all heads, shape (out_channels, heads C).
+        bias: Shape (out_channels,), or None.
     """
     (heads, queries, _), (out_channels, features) = maps.shape, weight.shape
     rows, images = side_by_side(maps, x)
@@ -84,6 +76,8 @@ def gradients(
     grad_rows, grad_weight = torch.zeros_like(rows, dtype=sums), torch.zeros_like(weight, dtype=sums)
     grad_x = torch.empty_like(pixels, memory_format=torch.contiguous_format)
     buffer, weight_buffer = x.new_empty(images, len(rows), x.shape[3]), torch.empty_like(weight)
+    # What the heads gather is made again, for the weight's gradient; its buffer then holds the gradient of it, from
+    # which come that of the maps (by the input) and that of the input (by the maps, transposed once for all groups).
     for group, result, back in zip(pixels.split(images), grad_x.split(images), grad.split(images)):
         back = back.reshape(-1, out_channels)
         gathered = buffer[:len(group)]

@@ -4,7 +4,7 @@ Other key rows hold less than rounding of a head's probability, and are left out
 where the explicit map costs O((HW)^2).
 """
 import math
-from typing import Iterator, Tuple
+from typing import Iterator, List, Tuple
 
 import torch
 
@@ -13,25 +13,28 @@ from ..axis_scores import around_nearest, finite, precision_matrices
 __all__ = ['gaussian_windows']
 
 
-def key_rows(precision: torch.Tensor, distance: torch.Tensor, g1: torch.Tensor, g2: torch.Tensor) -> Tuple[int, int]:
-    """The key rows that hold a head's probabilities to rounding, the first one and that after the last.
+def key_rows(precision: torch.Tensor, distance: torch.Tensor, g1: torch.Tensor, g2: torch.Tensor) -> List[List[int]]:
+    """The key rows that hold each head's probabilities to rounding, the first one and that after the last.
 
     In a key row no score is larger than that row's in the marginal Gaussian; the largest of all is at least that of the
-    key nearest to the centre. What the keys left out have together is less than the dtype's epsilon.
+    key nearest to the centre. What the keys left out have together is less than the dtype's epsilon. All heads are
+    asked at once, as a list is read from a CPU's memory without an operator.
 
     Args:
-        precision: The head's, shape (2, 2).
-        distance: How far each key row lies behind the centre, shape (Q, H).
-        g1: How far the key row nearest to the centre does, shape (Q, 1).
-        g2: How far the key column nearest to the centre does, shape (W, 1).
+        precision: Shape (heads, 2, 2).
+        distance: How far each key row lies behind the centre, shape (heads, Q, H).
+        g1: How far the key row nearest to the centre does, shape (heads, Q, 1).
+        g2: How far the key column nearest to the centre does, shape (heads, W, 1).
     """
-    p11, p12, p22 = precision[0, 0], precision[0, 1], precision[1, 1]
+    p11, p12, p22 = (precision[:, i, j, None, None] for i, j in ((0, 0), (0, 1), (1, 1)))
     # of a nearly singular precision the marginal one is a difference of equals
     marginal = (p11 - p12.square() / p22.clamp(min=1e-30) - 1e-5 * p11).clamp(min=0.)
-    best = -0.5 * (p11 * g1.square() + 2 * p12 * g1 * g2.T + p22 * g2.T.square()).amax(1, keepdim=True)
-    lost = math.log(torch.finfo(distance.dtype).eps / (distance.shape[1] * len(g2)))
-    kept = (~(-0.5 * marginal * distance.square() - best < lost)).any(0).nonzero()
-    return int(kept[0]), int(kept[-1]) + 1
+    g2 = g2.transpose(1, 2)
+    best = -0.5 * (p11 * g1.square() + 2 * p12 * g1 * g2 + p22 * g2.square()).amax(2, keepdim=True)
+    height = distance.shape[2]
+    lost = math.log(torch.finfo(distance.dtype).eps / (height * g2.shape[2]))
+    kept = (~(-0.5 * marginal * distance.square() - best < lost)).any(1).int()
+    return torch.stack([kept.argmax(1), height - kept.flip(1).argmax(1)], dim=1).tolist()
 
 
 def gaussian_windows(
@@ -58,9 +61,10 @@ def gaussian_windows(
     precisions = finite(precision_matrices(spreads))
     a1, g1 = around_nearest(centers[:, 0], height)
     a2, g2 = around_nearest(centers[:, 1], width)
-    for p, rows, r, cols, c in zip(precisions, a1[:, first:last], g1[:, first:last], a2, g2):
-        with torch.no_grad():
-            i, j = key_rows(p, rows + r, r, c)
+    a1, g1 = a1[:, first:last], g1[:, first:last]
+    with torch.no_grad():
+        windows = key_rows(precisions, a1 + g1, g1, g2)
+    for p, rows, r, cols, c, (i, j) in zip(precisions, a1, g1, a2, g2, windows):
         rows, r, cols, c = rows[:, None, i:j, None], r[:, :, None, None], cols[:, None], c[:, None]
         # the quadratic form of (rows + r, cols + c) without what is the same for all keys
         scores = rows * (p[0, 0] * (0.5 * rows + r) + p[0, 1] * (cols + c))

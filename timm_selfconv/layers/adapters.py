@@ -1,6 +1,6 @@
 """Copies of nets with their adapters (LoRA) merged; other wrappers, parametrizations and hooks are refused.
 
-Inclusion, pruning and merging read weights, and such layers compute more than their weights say.
+Fusing, inclusion, pruning and merging read weights, and such layers compute more than their weights say.
 """
 import copy
 from typing import Any, Collection, List, Optional, TypeVar
@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from timm_selfconv.layers import hooked
+from .observed import hooked
 
 __all__ = ['ATTENTION', 'plain_copy']
 
