@@ -26,7 +26,8 @@ def client_errors(repo_id: str) -> Iterator[None]:
 def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bool:
     """Bring a repository on the Hub to what a folder holds: one commit of what differs, tagged with the version.
 
-    After an interruption call it again: what has arrived is not sent twice.
+    It is tagged once all of it was downloaded again and compared. After an interruption call it again: what has
+    arrived is not sent twice.
 
     Args:
         folder: A net's page: ``model.safetensors``, ``config.json``, ``README.md`` and what else belongs to it.
@@ -52,13 +53,13 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bo
         tagged = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags}.get(REVISION)
         if tagged == commit.oid:  # the client leaves unchanged files out, and makes no empty commit
             return False
+        for name, path in files.items():
+            there = Path(hf_hub_download(repo_id, name, revision=commit.oid, cache_dir=cache))
+            if there.read_bytes() != path.read_bytes():
+                raise OSError(f'{name} on the Hub differs from what was sent')
         if tagged is not None:
             api.delete_tag(repo_id, tag=REVISION)
         api.create_tag(repo_id, tag=REVISION, revision=commit.oid)
-        for name, path in files.items():
-            there = Path(hf_hub_download(repo_id, name, revision=REVISION, cache_dir=cache))
-            if there.read_bytes() != path.read_bytes():
-                raise OSError(f'{name} on the Hub differs from what was sent')
     return True
 
 
