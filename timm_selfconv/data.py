@@ -156,10 +156,8 @@ def open_dataset(
     try:
         if reader in ('hfds', 'hfids') and not Path(name).exists():
             require_hub()
-        if is_folder:
-            dataset = create_dataset('', data, split=split, class_map=class_map)
-        else:
-            dataset = create_dataset(data, data_dir, split=split, class_map=class_map, **columns)
+        source = ('', data) if is_folder else (data, data_dir)
+        dataset = create_dataset(*source, split=split, class_map=class_map, **columns)
         if columns and len(dataset):
             _, label = dataset.reader[0]
     except ImportError as e:

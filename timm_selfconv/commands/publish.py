@@ -9,7 +9,7 @@ from timm_selfconv.data import open_images
 from timm_selfconv.files import new_folder
 from timm_selfconv.look.repository import write_repository
 from timm_selfconv.weights import checksums
-from timm_selfconv.weights.publishing import collect, publish
+from timm_selfconv.weights.publishing import publish
 from .look import demo_pictures
 
 
@@ -32,5 +32,3 @@ def run_publish(args: argparse.Namespace) -> None:
             write_repository(name, temporary, pictures, relatives)
             news = publish(temporary, repo_id, args.private)
         tqdm.write(f'{repo_id}: {"published" if news else "nothing new"}')
-    if args.owner:
-        print(collect(names, args.owner))

@@ -1,14 +1,14 @@
-"""Nets on the Hub: a repository each, and the collection that holds them."""
+"""Nets on the Hub: a repository each."""
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Sequence, Union
+from typing import Iterator, Union
 
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
 
 from .loading import REVISION, WEIGHTS_FILE, require_hub
 
-__all__ = ['collect', 'publish']
+__all__ = ['publish']
 
 
 @contextmanager
@@ -61,16 +61,3 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bo
             api.delete_tag(repo_id, tag=REVISION)
         api.create_tag(repo_id, tag=REVISION, revision=commit.oid)
     return True
-
-
-def collect(names: Sequence[str], owner: str) -> str:
-    """Put nets of an owner into one collection on the Hub, made if need be.
-
-    Returns:
-        The collection's address.
-    """
-    api = HfApi()
-    collection = api.create_collection('timm_selfconv', namespace=owner, exists_ok=True)
-    for name in names:
-        api.add_collection_item(collection.slug, f'{owner}/{name}', 'model', exists_ok=True)
-    return collection.url
