@@ -33,7 +33,7 @@ class Hub:
         self.clear()
 
     def clear(self):
-        self.repos, self.tags, self.objects, self.collections = {}, {}, {}, {}
+        self.repos, self.tags, self.objects = {}, {}, {}
         self.requests, self.faults, self.etags = [], {}, {}
 
     def files(self, repo, revision):
@@ -127,28 +127,6 @@ class Hub:
         del self.tags[repo, tag]
         return 200, {}
 
-    def collection(self, slug):
-        title, owner, items = self.collections[slug]
-        return {
-            'slug': slug, 'title': title, 'owner': {'name': owner}, 'lastUpdated': '2021-01-01T00:00:00.000Z',
-            'position': 0, 'private': False, 'theme': 'blue', 'upvotes': 0, 'items': [
-                {'_id': item, 'id': item, 'type': 'model', 'position': i} for i, item in enumerate(items)]}
-
-    def create_collection(self, body):
-        slug = f'{body["namespace"]}/{body["title"]}-1'
-        status = 409 if slug in self.collections else 200
-        self.collections.setdefault(slug, (body['title'], body['namespace'], []))
-        return status, self.collection(slug)
-
-    def add_item(self, body, slug):
-        items = self.collections[slug][2]
-        status = 409 if body['item']['id'] in items else 200
-        items.extend([body['item']['id']] if status == 200 else [])
-        return status, self.collection(slug)
-
-    def get_collection(self, body, slug):
-        return 200, self.collection(slug)
-
 
 REPO = r'([\w.-]+/[\w.-]+)'
 ROUTES = [(method, re.compile(pattern), name) for method, pattern, name in (
@@ -163,9 +141,6 @@ ROUTES = [(method, re.compile(pattern), name) for method, pattern, name in (
     ('GET', f'/api/models/{REPO}/refs', 'refs'),
     ('POST', f'/api/models/{REPO}/tag/(.+)', 'tag'),
     ('DELETE', f'/api/models/{REPO}/tag/(.+)', 'untag'),
-    ('POST', '/api/collections', 'create_collection'),
-    ('POST', f'/api/collections/{REPO}/items', 'add_item'),
-    ('GET', f'/api/collections/{REPO}', 'get_collection'),
 )]
 
 

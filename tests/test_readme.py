@@ -80,13 +80,14 @@ def test_python_blocks(block, registry, monkeypatch, tmp_path):
     runpy.run_path(str(file), run_name='__main__')
 
 
-@pytest.mark.parametrize('weights', [True, False])
-def test_the_tables_of_nets_are_what_the_command_prints(weights):
-    rows = [row for row in zoo_rows() if row['weights'] == weights]
+def test_the_table_of_nets_is_what_the_command_prints():
+    """python -m timm_selfconv.measure.tables writes it anew."""
+    rows = [row for row in zoo_rows() if row['weights']]
     assert format_zoo(rows, 'github') in (REPO / 'README.md').read_text()
 
 
 def test_the_table_of_results_is_what_the_command_prints():
+    """Likewise."""
     chapter = (REPO / 'timm_selfconv' / 'measure' / 'README.md').read_text()
     assert format_results(results_rows(), 'github', wide=True) in chapter
 

@@ -1,14 +1,13 @@
 """Datasets and pictures: from a name, a folder or a file to what a net takes, and back to what the eye takes."""
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, IO, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, IO, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from PIL import Image, ImageOps
-from torch.utils.data import Dataset
 from timm.data import ImageDataset, create_dataset, create_transform, resolve_data_config
 from tqdm import trange
 
@@ -88,23 +87,8 @@ def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
         raise ValueError(f'image {name!r}: needs a readable picture file ({type(e).__name__})') from e
 
 
-class PictureDataset(Dataset[Tuple[Any, int]]):
-    """What a reader of timm's finds, as pictures and labels.
-
-    timm's own ImageDataset takes the neighbour of a picture that can't be read; here that is an error.
-
-    Attributes:
-        transform: What becomes of pictures, None to leave them.
-        target_transform: What becomes of labels, likewise.
-    """
-
-    def __init__(self, reader: Any):
-        self.reader = reader
-        self.transform: Optional[Callable[[Image.Image], Any]] = None
-        self.target_transform: Optional[Callable[[int], int]] = None
-
-    def __len__(self) -> int:
-        return len(self.reader)
+class PictureDataset(ImageDataset):
+    """timm's ImageDataset, where a picture that can't be read is an error; timm's own takes its neighbour instead."""
 
     def __getitem__(self, index: int) -> Tuple[Any, int]:
         file, label = self.reader[index]
@@ -173,10 +157,8 @@ def open_dataset(
     try:
         if reader in ('hfds', 'hfids') and not Path(name).exists():
             require_hub()
-        if is_folder:
-            dataset = create_dataset('', data, split=split, class_map=class_map)
-        else:
-            dataset = create_dataset(data, data_dir, split=split, class_map=class_map, **columns)
+        source = ('', data) if is_folder else (data, data_dir)
+        dataset = create_dataset(*source, split=split, class_map=class_map, **columns)
         if columns and len(dataset):
             _, label = dataset.reader[0]
     except ImportError as e:
@@ -195,7 +177,7 @@ def open_dataset(
             raise ValueError(f'split={split!r}: needs one of {splits} in the folder {data!r}')
     if not len(dataset):
         raise ValueError(f'data={data!r}: split {split!r} has no images')
-    return PictureDataset(dataset.reader) if isinstance(dataset, ImageDataset) else dataset
+    return PictureDataset('', dataset.reader) if isinstance(dataset, ImageDataset) else dataset
 
 
 def data_name(data: str) -> str:
@@ -241,7 +223,7 @@ def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
 
 def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
     """An image as a net takes it, shape (C, height, width), for the eye: shape (height, width, 3), from 0 to 1."""
-    config = data_config(model)
+    config = resolve_data_config({}, model=model)
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 

@@ -31,7 +31,7 @@ def run_publish(args: Namespace) -> None:
     from timm_selfconv.data import open_images
     from timm_selfconv.files import new_folder
     from timm_selfconv.look.repository import write_repository
-    from timm_selfconv.weights.publishing import collect, publish
+    from timm_selfconv.weights.publishing import publish
 
     pictures = dict(zip((path.stem for path in paths), open_images(paths)))
     for name in tqdm(names, unit='net', leave=False, disable=None):
@@ -46,5 +46,3 @@ def run_publish(args: Namespace) -> None:
             write_repository(name, temporary, pictures, relatives)
             news = publish(temporary, repo_id, args.private)
         tqdm.write(f'{repo_id}: {"published" if news else "nothing new"}')
-    if args.owner:
-        print(collect(names, args.owner))

@@ -2,11 +2,10 @@
 import hashlib
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import torch
 import torch.nn as nn
-from PIL import Image
 from torch.utils.data import IterableDataset
 from timm.data import create_loader
 from tqdm import tqdm, trange
@@ -15,7 +14,7 @@ from timm_selfconv.data import class_names, data_config, match_classes, open_dat
 
 __all__ = ['Evaluation', 'evaluate', 'is_cifar10_test']
 
-# `content_checksum` of CIFAR-10's test split
+# of CIFAR-10's test split: the sum, modulo 2^256, of the SHA-256 of each picture's RGB pixels and its class in a byte
 CIFAR10_TEST = 0x7d79e752791e1a3f8555c99847bcbd1210edb70997e4519cd59bb1741e4f6ee7
 
 
@@ -83,17 +82,8 @@ def evaluate(
     classes = None if class_map else match_classes(model, dataset)
     if classes is not None:
         dataset.target_transform = classes.__getitem__
-    config = data_config(model)
     loader = create_loader(
-        dataset,
-        batch_size=batch_size,
-        is_training=False,
-        use_prefetcher=False,
-        num_workers=0,
-        pin_memory=False,
-        device=on,
-        **{k: config[k] for k in ('input_size', 'interpolation', 'mean', 'std', 'crop_pct', 'crop_mode')},
-    )
+        dataset, batch_size=batch_size, use_prefetcher=False, num_workers=0, **data_config(model))
     model = model.to(on).eval()
     predictions, labels = [], []
     start = time.perf_counter()
@@ -116,12 +106,6 @@ def evaluate(
     return Evaluation(float(top1.mean()), float(top5.mean()), per_class, len(label), len(label) / seconds)
 
 
-def content_checksum(images: Iterable[Tuple[Image.Image, int]]) -> int:
-    """Sum of the SHA-256 of each picture's pixels, as RGB, row by row, and its class in one byte, modulo 2^256."""
-    digests = (hashlib.sha256(image.convert('RGB').tobytes() + bytes([label])).digest() for image, label in images)
-    return sum(int.from_bytes(digest, 'big') for digest in digests) % 2 ** 256
-
-
 def is_cifar10_test(model: nn.Module, data: str, progress: bool = True) -> bool:
     """Whether a dataset's test split is CIFAR-10's: its 10,000 images, 1,000 a class, in any order.
 
@@ -133,8 +117,9 @@ def is_cifar10_test(model: nn.Module, data: str, progress: bool = True) -> bool:
     dataset: Any = open_dataset(data, 'test', None, 'img', 'label')
     if isinstance(dataset, IterableDataset) or len(dataset) != 10_000:
         return False
-    classes = match_classes(model, dataset)
-    if classes is not None:
-        dataset.target_transform = classes.__getitem__
-    numbers = trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=not progress or None)
-    return content_checksum(dataset[i] for i in numbers) == CIFAR10_TEST
+    classes, total = match_classes(model, dataset) or range(256), 0
+    for i in trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=not progress or None):
+        image, label = dataset[i]
+        digest = hashlib.sha256(image.convert('RGB').tobytes() + bytes([classes[label]])).digest()
+        total += int.from_bytes(digest, 'big')
+    return total % 2 ** 256 == CIFAR10_TEST

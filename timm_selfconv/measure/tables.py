@@ -1,6 +1,7 @@
 """The papers' tables as published, beside what is measured here: read from files, without torch."""
 import functools
 import json
+import re
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -24,19 +25,22 @@ __all__ = [
 HOW = ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
 MARKS = '* begun in the weights of another net; † learned from a teacher besides labels, or was begun in a net that did'
 
-
-COUNTS = Path(__file__).with_name('counts.json')  # python -m timm_selfconv.measure.tables writes it
+COUNTS = Path(__file__).with_name('counts.json')
 
 
 @functools.cache
-def shipped_counts() -> Dict[str, Dict[str, int]]:
-    """Counts of the nets of the zoo that were made when this version was."""
-    return json.loads(COUNTS.read_text())
+def zoo_counts() -> Dict[str, Dict[str, int]]:
+    """Counts of all nets of the zoo, by name: those of this version, and of a net that is not among them live ones."""
+    counts = json.loads(COUNTS.read_text())
+    code = ''.join(file.read_text() for file in COUNTS.parent.with_name('models').glob('*.py'))
+    names = re.findall(r'^@register_model\ndef (\w+)', code, re.MULTILINE)  # timm's registry would have to import torch
+    return {name: counts.get(name) or live_counts(name) for name in sorted(names)}
 
 
 def live_counts(name: str) -> Dict[str, int]:
     """Counts of a net of the zoo for its own image size, counted now."""
     import timm
+    import timm_selfconv.models  # noqa: F401  registers it
     from .counting import count
 
     input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
@@ -52,7 +56,7 @@ def measure(name: str) -> Dict[str, Any]:
     """What is known of a net of the zoo: counts, license, and of its default weights accuracy, teacher and origin."""
     weights = default_weights(name)
     return {
-        **shipped_counts()[name],
+        **zoo_counts()[name],
         'accuracy': measured_accuracy(weights),
         'epochs': card_facts(weights).get('epochs'),
         **evidence(weights),
@@ -103,13 +107,13 @@ def zoo_rows() -> List[Dict[str, Any]]:
     published = published_accuracies()
     return [{
         'name': name, 'paper': published.get((PAPER, name)), 'report': published.get((REPORT, name)), **measure(name),
-    } for name in shipped_counts()]
+    } for name in zoo_counts()]
 
 
 def results_rows() -> List[Dict[str, Any]]:
     """One row per net with a published accuracy and per weights that ship: accuracies, and how ours came about."""
     published = published_accuracies()
-    facts = {name: card_facts(name) for name in sorted({*shipped_counts(), *checksums()})}
+    facts = {name: card_facts(name) for name in sorted({*zoo_counts(), *checksums()})}
     rows = [{
         'name': name,
         'paper': published.get((PAPER, name)),
@@ -206,8 +210,16 @@ def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: b
     return table(lines, left, tablefmt, extra)
 
 
-if __name__ == '__main__':
+def replace_table(readme: Path, text: str) -> None:
+    """Put a table in the place of the one of a README whose first column is ``name``."""
+    changed = re.sub(r'^\| name (.*\n\|)*.*', lambda _: text, readme.read_text(), flags=re.MULTILINE)
+    replace_file(readme, lambda file: file.write_text(changed))
+
+
+if __name__ == '__main__':  # in a checkout: stores the counts anew, and the READMEs' tables
     from timm_selfconv.models import zoo_names
 
     lines = ',\n'.join(f'  "{name}": {json.dumps(live_counts(name))}' for name in tqdm(zoo_names()))  # a net a line
     replace_file(COUNTS, lambda file: file.write_text(f'{{\n{lines}\n}}\n'))
+    replace_table(COUNTS.parents[2] / 'README.md', format_zoo([row for row in zoo_rows() if row['weights']], 'github'))
+    replace_table(COUNTS.with_name('README.md'), format_results(results_rows(), 'github', wide=True))

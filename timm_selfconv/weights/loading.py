@@ -3,7 +3,7 @@ import os
 import re
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import safetensors.torch
 import torch
@@ -57,19 +57,6 @@ def own_state_dict(cfg: PretrainedCfg) -> Optional[Dict[str, torch.Tensor]]:
     return safetensors.torch.load(read_weights(name))
 
 
-def contents(name: str) -> Iterator[Tuple[bytes, str]]:
-    """Yields candidates for the content of a weight file, each with the remedy if it is damaged."""
-    path = weights_path(name)
-    if path.is_file():
-        yield path.read_bytes(), f'{path} is not the one of the package: install it anew'
-        return
-    cached = try_to_load_from_cache(f'{OWNER}/{name}', WEIGHTS_FILE, revision=REVISION)
-    if isinstance(cached, str):
-        yield Path(cached).read_bytes(), ''
-    yield download(name, isinstance(cached, str)).read_bytes(), (
-        f'{OWNER}/{name} on {constants.ENDPOINT} holds others than this version of timm_selfconv: update it')
-
-
 def read_weights(name: str) -> bytes:
     """Content of a weight file: the package's, else that in the Hub's cache if it is whole, else the Hub's.
 
@@ -79,14 +66,23 @@ def read_weights(name: str) -> bytes:
     Raises:
         RuntimeError: If it can't be had, or its bytes are not those that this version of the package was released with.
     """
-    wanted, remedy = checksums()[name], ''
-    for content, advice in contents(name):
-        if sha256(content).hexdigest() == wanted:
-            return content
-        remedy = advice
-    raise RuntimeError(
-        f'{name}: its weights are damaged or of another version (their SHA-256 is not that of weights/SHA256SUMS); '
-        f'{remedy}')
+    def whole(content: bytes) -> bool:
+        return sha256(content).hexdigest() == checksums()[name]
+
+    path = weights_path(name)
+    if path.is_file():
+        content, remedy = path.read_bytes(), f'{path} is not the one of the package: install it anew'
+    else:
+        cached = try_to_load_from_cache(f'{OWNER}/{name}', WEIGHTS_FILE, revision=REVISION)
+        content = Path(cached).read_bytes() if isinstance(cached, str) else b''
+        if not whole(content):
+            content = download(name, anew=isinstance(cached, str)).read_bytes()
+        remedy = f'{OWNER}/{name} on {constants.ENDPOINT} holds others than this version of timm_selfconv: update it'
+    if not whole(content):
+        raise RuntimeError(
+            f'{name}: its weights are damaged or of another version (their SHA-256 is not that of '
+            f'weights/SHA256SUMS); {remedy}')
+    return content
 
 
 def require_hub() -> None:

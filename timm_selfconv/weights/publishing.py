@@ -1,14 +1,14 @@
-"""Nets on the Hub: a repository each, and the collection that holds them."""
+"""Nets on the Hub: a repository each."""
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Sequence, Union
+from typing import Iterator, Union
 
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
 
 from .loading import REVISION, WEIGHTS_FILE, require_hub
 
-__all__ = ['collect', 'publish']
+__all__ = ['publish']
 
 
 @contextmanager
@@ -26,7 +26,8 @@ def client_errors(repo_id: str) -> Iterator[None]:
 def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bool:
     """Bring a repository on the Hub to what a folder holds: one commit of what differs, tagged with the version.
 
-    After an interruption call it again: what has arrived is not sent twice.
+    It is tagged once all of it was downloaded again and compared. After an interruption call it again: what has
+    arrived is not sent twice.
 
     Args:
         folder: A net's page: ``model.safetensors``, ``config.json``, ``README.md`` and what else belongs to it.
@@ -52,24 +53,11 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bo
         tagged = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags}.get(REVISION)
         if tagged == commit.oid:  # the client leaves unchanged files out, and makes no empty commit
             return False
+        for name, path in files.items():
+            there = Path(hf_hub_download(repo_id, name, revision=commit.oid, cache_dir=cache))
+            if there.read_bytes() != path.read_bytes():
+                raise OSError(f'{name} on the Hub differs from what was sent')
         if tagged is not None:
             api.delete_tag(repo_id, tag=REVISION)
         api.create_tag(repo_id, tag=REVISION, revision=commit.oid)
-        for name, path in files.items():
-            there = Path(hf_hub_download(repo_id, name, revision=REVISION, cache_dir=cache))
-            if there.read_bytes() != path.read_bytes():
-                raise OSError(f'{name} on the Hub differs from what was sent')
     return True
-
-
-def collect(names: Sequence[str], owner: str) -> str:
-    """Put nets of an owner into one collection on the Hub, made if need be.
-
-    Returns:
-        The collection's address.
-    """
-    api = HfApi()
-    collection = api.create_collection('timm_selfconv', namespace=owner, exists_ok=True)
-    for name in names:
-        api.add_collection_item(collection.slug, f'{owner}/{name}', 'model', exists_ok=True)
-    return collection.url

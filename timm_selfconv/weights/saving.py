@@ -137,25 +137,13 @@ def model_card(
     Returns:
         Markdown with the metadata block that :func:`timm_selfconv.weights.measured_accuracy` and the Hub read.
     """
-    on_cifar10: Dict[str, Any] = dict(
-        datasets=['uoft-cs/cifar10'],
-        model_name=name,
-        eval_results=[EvalResult(
-            task_type='image-classification',
-            dataset_type='uoft-cs/cifar10',
-            dataset_name='CIFAR-10',
-            dataset_split='test',
-            metric_type='accuracy',
-            metric_value=accuracy,
-        )],
-    )
+    task, cifar10 = 'image-classification', 'uoft-cs/cifar10'
+    on_cifar10: Dict[str, Any] = dict(datasets=[cifar10], model_name=name, eval_results=[EvalResult(
+        task, cifar10, 'CIFAR-10', dataset_split='test', metric_type='accuracy', metric_value=accuracy)])
     data = ModelCardData(
-        license=LICENSE,
-        library_name='timm',
-        pipeline_tag='image-classification',
-        tags=['image-classification', 'timm', 'timm_selfconv', 'self-attention', 'cifar10'],
-        **(on_cifar10 if measured_on is None else {}),
-    )
+        license=LICENSE, library_name='timm', pipeline_tag=task,
+        tags=[task, 'timm', 'timm_selfconv', 'self-attention', 'cifar10'],
+        **(on_cifar10 if measured_on is None else {}))
     rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items())
     net, source = name if '.' in name else f'{name}.cifar10', ''
     if file is not None:  # of a tag that may not be registered
