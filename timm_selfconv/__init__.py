@@ -6,10 +6,10 @@
   fusing for inference.
 - look: what a net sees: attention maps, heads, the papers' figures, the explorer.
 - measure: what a net costs and how good it is: counts, the papers' tables, accuracy, speed.
-- training: the trainer on one device, ``python -m timm_selfconv.train RECIPE``, and the keys of recipes.
+- training: the trainer on one device, ``timm-selfconv train RECIPE``, and the keys of recipes. train: its command.
 - weights: trained weights, their cards and histories: how they are found, checked, saved and published.
 - data: datasets and pictures. files: atomic writes.
-- cli: the command ``timm-selfconv``, ``python -m timm_selfconv`` where it is not installed.
+- cli: the command ``timm-selfconv``, ``python -m timm_selfconv`` where it is not installed; commands: what it does.
 
 Imports run one way: cli, then look, measure and training, then theory and data, then models, then layers and weights,
 which import no other of these.

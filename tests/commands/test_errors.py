@@ -35,7 +35,7 @@ from timm_selfconv.cli import main
     (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--heads', '9:1'], 'no layer 9'),
     (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--keep', '6'], 'keep=[6]: needs --data'),
     (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--keep', '6', '--data', '.', '--count', '0'],
-     'count=0: needs at least 1'),
+     '--count: 0: needs a whole number above 0'),
     (['prune', 'sa_learned_tiny_cifar', '--output', 'z'], 'say which heads to prune'),
     (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '.', '--data', 'y', '--output', 'z', '--fact', 'seed'],
      "--fact: 'seed'"),
@@ -107,7 +107,7 @@ HEADS, EVAL, FIGURES = ([command, 'sa_quadratic_tiny_cifar'] for command in ('he
     ([*EVAL, '--data', 'data', '--class-map', 'nowhere'], "data='data'"),
     *(([*EVAL, '--data', 'data', '--device', device], f'device={device!r}') for device in ('abacus', 'meta', '')),
     ([*HEADS, '--kernel-size', '1000000000'], 'kernel_size=1000000000: needs a kernel that fits in a grid of 8 x 8'),
-    ([*HEADS, '--kernel-size', '0'], 'kernel_size=0'),
+    ([*HEADS, '--kernel-size', '0'], '--kernel-size: 0: needs'),
     ([*FIGURES, '--out', 'out', '--data', 'hfds/nobody/nothing'], "data='hfds/nobody/nothing'"),
     *(([*FIGURES, '--out', 'out', '--run', f'runs/{name}'], f"run='runs/{name}': checkpoint-0.pth.tar is no checkpoint")
       for name in ('text', 'empty', 'tensor', 'word', 'module', 'other', 'state', 'folder')),

@@ -127,7 +127,7 @@ def test_figures(little, folder, tmp_path, capsys):
     (['--images', 'nowhere.png'], "--images: 'nowhere.png': needs a readable picture"),
     (['--data', 'b', '--images', __file__], 'not allowed with'),
     (['--data', 'nowhere'], "data='nowhere': needs a folder"),
-    (['--count', '0'], 'count=0: needs at least 1'),
+    (['--count', '0'], '--count: 0: needs a whole number above 0'),
     (['--run', 'nowhere'], (
         "run='nowhere': needs a net whose history ships, or a folder with history.json or checkpoint-*.pth.tar"))])
 def test_figures_of_what_is_not_there(little, tmp_path, capsys, args, message):

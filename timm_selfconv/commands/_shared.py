@@ -12,7 +12,7 @@ from timm_selfconv.files import check_new
 def natural(text: str) -> int:
     """A whole number above 0."""
     if int(text) < 1:
-        raise ArgumentTypeError(f'{text}: needs at least 1')
+        raise ArgumentTypeError(f'{text}: needs a whole number above 0')
     return int(text)
 
 

@@ -39,7 +39,7 @@ def find_pictures(words: Sequence[str]) -> List[str]:
     paths: List[str] = []
     for word in words:
         if word == '-':
-            paths += sys.stdin.read().splitlines()
+            paths += filter(None, sys.stdin.read().splitlines())
         elif Path(word).is_dir():
             paths += [str(file) for file in sorted(Path(word).rglob('*')) if file.suffix.lower() in PICTURES]
         else:
