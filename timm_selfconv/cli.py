@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
+from timm_selfconv.commands import theorem
+
 __all__ = ['main', 'parse_args', 'run']
 
 
@@ -145,6 +147,8 @@ def create_parser() -> argparse.ArgumentParser:
         'weights of your own; given again, those of each --versus in turn'))
     sub.add_argument('--untrained', action='store_true', help='nets without --checkpoint as they are before training')
     sub.add_argument('--seed', type=int, default=42, help='of --untrained (default: 42)')
+
+    theorem.add_theorem(command('theorem', 'theorem', theorem.run_theorem.__doc__ or ''))
 
     sub = command('publish', 'publish', 'bring nets and their pages to the Hub, one commit of what has changed each')
     sub.add_argument('models', nargs='*', metavar='MODEL', help='nets that have weights (default: all)')

@@ -4,6 +4,7 @@
     zoo       list, tables: read files alone, without torch
     recipe    recipe: likewise
     look      classify, demo, heads, figures, curves, explore
+    theorem   theorem
     measure   eval, bench
     weights   export, include, prune
     publish   publish
