@@ -9,7 +9,8 @@ CHAPTERS = {
     'timm_selfconv/models': ('models', 'layers', 'weights', 'weights.history', 'hub', 'files'),
     'timm_selfconv/theory': ('theory',),
     'timm_selfconv/look': (
-        'look.attention_maps', 'look.heads', 'look.explorer', 'look.captions', 'look.figures', 'look.repository'),
+        'look.attention_maps', 'look.heads', 'look.explorer', 'look.theorem', 'look.captions', 'look.figures',
+        'look.repository'),
     'timm_selfconv/measure': (
         'measure.counting', 'measure.evaluation', 'measure.bench', 'measure.published', 'measure.tables', 'data'),
     'recipes': (

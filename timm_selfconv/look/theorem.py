@@ -1,7 +1,7 @@
 """The theorem, live: one page on which a convolution and the attention heads that are it work side by side.
 
-The page computes both itself, in float64, as :func:`timm_selfconv.theory.conv_to_attention` does: this module gives it a
-photograph.
+The page computes both itself, in float64, as :func:`timm_selfconv.theory.conv_to_attention` does: this module gives it
+a photograph.
 """
 import base64
 import html

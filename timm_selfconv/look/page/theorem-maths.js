@@ -42,9 +42,9 @@ function convolve(picture, layer) {
   return out;
 }
 
-// What the query at a position of one axis gives to each of its `size` keys: softmax of -alpha (key - query - center)^2,
-// with the score of the key nearest to the center for zero, however far away that is. Of keys that get something it is
-// {first, values}.
+// What the query at a position of one axis gives to each of its `size` keys: the softmax of
+// -alpha (key - query - center)^2, with the score of the key nearest to the center for zero, however far away that is.
+// {first, values} are the keys that get something.
 function axisProbs(center, alpha, query, size) {
   const nearest = Math.min(size - 1, Math.max(0, Math.round(query + center))), beyond = nearest - query - center;
   const span = Math.ceil(0.5 + Math.sqrt(0.25 - Math.log(NOTHING) / alpha));

@@ -12,7 +12,8 @@ function digits(x) {
 
 // A weight's colour: orange below zero, violet above, and what can be read on it.
 function weightColours(weight, most) {
-  const word = PUOR[Math.round(127.5 + 127.5 * (most ? weight / most : 0))], rgb = [0, 8, 16].map(bits => word >> bits & 255);
+  const word = PUOR[Math.round(127.5 + 127.5 * (most ? weight / most : 0))];
+  const rgb = [0, 8, 16].map(bits => word >> bits & 255);
   return [`rgb(${rgb})`, rgb[0] + 2 * rgb[1] + rgb[2] / 2 > 450 ? '#000' : '#fff'];
 }
 
@@ -187,6 +188,7 @@ class Limit {
     const [x, y] = [this.x(alpha), this.y(error)];
     this.svg.replaceChildren(
       ...this.axes, this.line(allowed, 'allowed'), this.line(measured, 'measured'),
-      this.make('line', { class: 'now', x1: x, x2: x, y1: 14, y2: 266 }), this.make('circle', { class: 'now', cx: x, cy: y, r: 5 }));
+      this.make('line', { class: 'now', x1: x, x2: x, y1: 14, y2: 266 }),
+      this.make('circle', { class: 'now', cx: x, cy: y, r: 5 }));
   }
 }

@@ -1,6 +1,6 @@
 // What the page shows: the state, its controls, its address.
 
-const data = JSON.parse(document.getElementById('data').textContent), find = selector => document.querySelector(selector);
+const find = selector => document.querySelector(selector), data = JSON.parse(find('#data').textContent);
 const LEAST = 0.05, MOST = 50;  // of the slider for alpha
 
 // plane after plane, from 0 to 1
@@ -11,7 +11,8 @@ Array.from(atob(data.pixels), (byte, i) => {
 const brightest = photo.values.reduce((a, b) => Math.max(a, b), 0);
 
 // what the address holds; weights of a kernel with a name are that kernel's
-const state = { size: 3, dilation: 1, alpha: 1, kernel: 'edges', weights: kernel('edges', 3), query: [34, 28], head: 4 };
+const state = { size: 3, dilation: 1, alpha: 1, kernel: 'edges', query: [34, 28], head: 4 };
+state.weights = kernel(state.kernel, state.size);
 state.moved = state.weights.map(() => [0, 0]);
 
 // what is on the page: both results, and the largest difference between them
@@ -131,8 +132,8 @@ function drawControls() {
   find('#alpha').value = 300 * Math.log(state.alpha / LEAST) / Math.log(MOST / LEAST);
   find('#alpha').setAttribute('aria-valuetext', digits(state.alpha));
   find('.many').textContent = many === 9 ? 'nine' : many;
-  stages.heads.box.setAttribute('aria-label', `Around the query. The arrow keys move head ${state.head + 1} by a tenth ` +
-    'of a pixel, with shift by one; Escape puts it back. Choose another head among the maps.');
+  stages.heads.box.setAttribute('aria-label', `Around the query. The arrow keys move head ${state.head + 1} by a ` +
+    'tenth of a pixel, with shift by one; Escape puts it back. Choose another head among the maps.');
   const box = find('#weights');
   box.style.setProperty('--many', state.size);
   if (box.children.length !== many) {
@@ -201,7 +202,8 @@ function readHash(address) {
   if (Object.hasOwn(KERNELS, kernel)) change.kernel = kernel;
   else {
     const weights = numbers(kernel);
-    if (weights.length === size ** 2 && weights.every(w => Math.abs(w) <= 100)) Object.assign(change, { kernel: '', weights });
+    const right = weights.length === size ** 2 && weights.every(w => Math.abs(w) <= 100);
+    if (right) Object.assign(change, { kernel: '', weights });
   }
   const at = numbers(query), inside = [photo.rows, photo.cols];
   if (at.length === 2 && at.every((x, i) => Number.isInteger(x) && x >= 0 && x < inside[i])) change.query = at;
@@ -238,7 +240,9 @@ function listen() {
   find('#play').addEventListener('click', play);
   find('#back').addEventListener('click', () => update({ moved: state.moved.map(() => [0, 0]) }));
   find('#clear').addEventListener('click', () => update({ kernel: '', weights: state.weights.map(() => 0) }));
-  find('#pen').addEventListener('input', ({ target }) => { find('output[for=pen]').textContent = minus(target.value); });
+  find('#pen').addEventListener('input', ({ target: { value } }) => {
+    find('output[for=pen]').textContent = minus(value);
+  });
 
   // a pen draws weights, a keyboard types them
   const weights = find('#weights');
@@ -246,8 +250,12 @@ function listen() {
     kernel: '', weights: state.weights.map((w, i) => i === Number(cell.dataset.tap) ? weight : w),
   });
   const pen = event => {
-    const cell = document.elementFromPoint(event.clientX, event.clientY);
-    if (event.buttons && cell && cell.dataset.tap) weigh(cell, Number(find('#pen').value));
+    if (!event.buttons) return;
+    // a quick stroke skips no cell
+    for (const { clientX, clientY } of [...event.getCoalescedEvents?.() ?? [], event]) {
+      const cell = document.elementFromPoint(clientX, clientY), weight = Number(find('#pen').value);
+      if (cell && cell.dataset.tap && state.weights[cell.dataset.tap] !== weight) weigh(cell, weight);
+    }
   };
   weights.addEventListener('pointerdown', event => {
     if (event.target.hasPointerCapture(event.pointerId)) event.target.releasePointerCapture(event.pointerId);
@@ -256,6 +264,7 @@ function listen() {
     pen(event);
   });
   weights.addEventListener('pointermove', pen);
+  weights.addEventListener('dragstart', event => event.preventDefault());  // of text that is selected
   weights.addEventListener('input', ({ target }) => {
     if (Math.abs(typed(target)) <= 100) weigh(target, typed(target));
   });
@@ -273,11 +282,12 @@ function listen() {
   stages.photo.box.addEventListener('keydown', event => {
     if (!arrows[event.key]) return;
     event.preventDefault();
-    const limits = [photo.rows, photo.cols];
-    update({ query: state.query.map((q, axis) => Math.min(limits[axis] - 1, Math.max(0, q + arrows[event.key][axis]))) });
+    const limits = [photo.rows, photo.cols], by = arrows[event.key];
+    update({ query: state.query.map((q, axis) => Math.min(limits[axis] - 1, Math.max(0, q + by[axis]))) });
   });
 
-  const { box } = stages.heads, at = event => stages.heads.at(event).map(part => part * (2 * radius() + 1) - radius() - 0.5);
+  const { box } = stages.heads;
+  const at = event => stages.heads.at(event).map(part => part * (2 * radius() + 1) - radius() - 0.5);
   let grip = null;  // how far the pointer took hold of a head from its middle
   box.addEventListener('pointerdown', event => {
     const place = at(event), centers = centersOf(state);
@@ -295,8 +305,8 @@ function listen() {
   });
   box.addEventListener('pointerup', () => { grip = null; });
   box.addEventListener('keydown', event => {
-    const { head } = state, by = arrows[event.key];
-    if (by) moveHead(head, centersOf(state)[head].map((offset, axis) => offset + by[axis] * (event.shiftKey ? 1 : 0.1)));
+    const { head } = state, by = arrows[event.key], step = event.shiftKey ? 1 : 0.1;
+    if (by) moveHead(head, centersOf(state)[head].map((offset, axis) => offset + by[axis] * step));
     else if (event.key === 'Escape') moveHead(head, tapsOf(state)[head]);
     else return;
     event.preventDefault();
