@@ -11,7 +11,7 @@ CHAPTERS = {
     'timm_selfconv/layers': ('layers',),
     'timm_selfconv/theory': ('theory',),
     'timm_selfconv/look': (
-        'look.attention_maps', 'look.heads', 'look.explorer', 'look.figures', 'look.repository'),
+        'look.attention_maps', 'look.heads', 'look.explorer', 'look.theorem', 'look.figures', 'look.repository'),
     'timm_selfconv/measure': (
         'measure.counting', 'measure.evaluation', 'measure.bench', 'measure.published', 'measure.tables', 'data'),
     'recipes': (

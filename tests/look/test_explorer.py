@@ -3,7 +3,6 @@ import base64
 import io
 import json
 import re
-import shutil
 import zlib
 
 import numpy as np
@@ -21,9 +20,6 @@ from timm_selfconv.look.explorer import LEVELS, explorer_page, pack, pack_maps, 
     shared_bytes
 from timm_selfconv.layers import SelfAttention2d
 
-CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
-FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
-         '--disable-background-networking', '--disable-component-update', '--disable-sync']
 SMALL = dict(embed_dim=16, mlp_dim=8, depth=2, num_heads=3, img_size=(16, 24))
 MAPS = """async ([view, mean, image, query]) => {
     await ready;
@@ -51,40 +47,6 @@ def create(name, gain=1., **kwargs):
 
 
 PICTURES = {f'picture {i}': picture(i) for i in range(2)}
-
-
-@pytest.fixture(scope='module')
-def browser():
-    if CHROMIUM is None:
-        pytest.skip('no chromium here: apt-get install chromium')
-    with pytest.importorskip('playwright.sync_api').sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser, tmp_path):
-    """Open a page's text as a file, and fail if it complains, or asks for any other."""
-    contexts, complaints = [], []
-
-    def open_text(text, hash='', **kwargs):
-        file = tmp_path / 'explorer.html'
-        file.write_text(text, encoding='utf-8')
-        contexts.append(browser.new_context(**kwargs))
-        page = contexts[-1].new_page()
-        page.on('console', lambda message: complaints.append(message.text))
-        page.on('pageerror', lambda error: complaints.append(str(error)))
-        page.on('request', lambda request: complaints.append(request.url) if request.url.split('#')[0] != file.as_uri()
-                and not request.url.startswith('data:') else None)
-        page.goto(f'{file.as_uri()}#{hash}')
-        page.evaluate('ready')
-        return page
-
-    yield open_text
-    for context in contexts:
-        context.close()
-    assert complaints == []
 
 
 def levels_of(text):

@@ -44,6 +44,11 @@ def read(name: str) -> str:
     return (PAGE / name).read_text(encoding='utf-8')
 
 
+def fill_page(name: str, **slots: str) -> str:
+    """A page with its slots, {{such}}, filled."""
+    return re.sub(r'\{\{(\w+)\}\}', lambda slot: slots[slot[1]], read(name))
+
+
 def pack(x: torch.Tensor) -> str:
     """A tensor's bytes, little endian, as zlib stream in base64: what the browser's DecompressionStream reads."""
     array = x.detach().cpu().contiguous().numpy()
@@ -267,6 +272,6 @@ def explorer_page(
         for (name, model), caption in zip(named, captions or [''] * len(models))]
     # inside a script element only "<" can end it
     data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')
-    slots = dict(
-        title=html.escape(', '.join(models)), data=data, style=read('style.css'), script=''.join(map(read, SCRIPTS)))
-    return re.sub(r'\{\{(\w+)\}\}', lambda slot: slots[slot[1]], read('explorer.html'))
+    return fill_page(
+        'explorer.html', title=html.escape(', '.join(models)), data=data, style=read('style.css'),
+        script=''.join(map(read, SCRIPTS)))
