@@ -116,6 +116,8 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--images', nargs='+', default=[], metavar='IMAGE', help=(
         'pictures to average over; needed by nets that look at content'))
     sub.add_argument('--kernel-size', type=int, default=3, help='side of the convolutions (default: 3)')
+    sub.add_argument('--part', choices=['both', 'content', 'position'], default='both', help=(
+        "what to see of ConViT's gated attention (default: both)"))
 
     sub = command('look', 'figures', "draw the papers' figures of a net: what its heads look at", net, data)
     sub.add_argument('--out', required=True, metavar='DIR', help='new folder of the files')

@@ -67,7 +67,7 @@ def run_demo(args: argparse.Namespace) -> None:
 def run_heads(args: argparse.Namespace) -> None:
     pictures = open_images(args.images)
     layers = report_heads(
-        create_model(args.model, args.checkpoint, args.untrained, args.seed), pictures, args.kernel_size)
+        create_model(args.model, args.checkpoint, args.untrained, args.seed), pictures, args.kernel_size, args.part)
     if args.json:
         reports = [dataclasses.asdict(layer) for layer in layers]
         print(json.dumps(dict(model=args.model, kernel_size=args.kernel_size, layers=reports), indent=2))

@@ -14,13 +14,19 @@ from .linear import apply_linear
 __all__ = ['GatedAttention', 'gather_own_values', 'positional_factors']
 
 
-def positional_factors(weight: torch.Tensor, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Row and column factors of ``softmax(a d2 + b d1 + c (d1^2 + d2^2))`` over all keys of a grid.
+def positional_factors(
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        height: int,
+        width: int,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Row and column factors of ``softmax(a d2 + b d1 + c (d1^2 + d2^2) + bias)`` over all keys of a grid.
 
     The score is a row part and a column part, so the softmax is the product of theirs.
 
     Args:
         weight: (a, b, c) of each head, shape (heads, 3).
+        bias: Shape (heads,). It is the same for all keys and drops out, but has a gradient, 0, as trainers expect.
         height: Rows H of the grid.
         width: Columns W of the grid.
 
@@ -30,7 +36,8 @@ def positional_factors(weight: torch.Tensor, height: int, width: int) -> Tuple[t
     """
     col_slope, row_slope, square = at_least_float32(weight)[:, :, None, None].unbind(1)
     rows, cols = axis_offsets(height, weight), axis_offsets(width, weight)
-    return (rows * (row_slope + square * rows)).softmax(-1), (cols * (col_slope + square * cols)).softmax(-1)
+    row_scores = rows * (row_slope + square * rows) + at_least_float32(bias)[:, None, None]
+    return row_scores.softmax(-1), (cols * (col_slope + square * cols)).softmax(-1)
 
 
 def gather_own_values(row_probs: torch.Tensor, col_probs: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -85,8 +92,8 @@ class GatedAttention(nn.Module):
         return query, key
 
     def factors(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """See :func:`positional_factors`; the bias of ``pos_proj`` is the same for all keys and drops out."""
-        return positional_factors(self.pos_proj.weight, *self.grid_size)
+        """See :func:`positional_factors`."""
+        return positional_factors(self.pos_proj.weight, self.pos_proj.bias, *self.grid_size)
 
     def gate(self) -> torch.Tensor:
         """What each head gives to position, the rest to content: shape (heads, 1, 1), at least float32."""
