@@ -7,7 +7,8 @@ from hypothesis import given, settings, strategies as st
 from timm.models.convit import GPSA
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from timm_selfconv.layers import GatedAttention, positional_factors
+from timm_selfconv.layers import GatedAttention
+from timm_selfconv.layers.gated_attention import positional_factors
 
 sides = st.integers(1, 6)
 

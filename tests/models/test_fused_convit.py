@@ -133,12 +133,12 @@ def test_features_only():
 
 def test_what_cannot_be_fused_is_refused():
     model = convit()
-    with pytest.raises(ValueError, match='tolerance=0.01: a ConViT keeps its heads whole, needs None'):
+    with pytest.raises(ValueError, match='a ConViT keeps its heads whole, needs None'):
         fuse(model, 0.01)
     handle = model.blocks[1].attn.register_forward_hook(print)
-    with pytest.raises(ValueError, match='blocks.1.attn is a GPSA with hooks'):
+    with pytest.raises(ValueError, match=r'blocks\.1\.attn is a GPSA with hooks'):
         fuse(model)
     handle.remove()
     nn.utils.parametrize.register_parametrization(model.blocks[0].attn.pos_proj, 'weight', nn.Identity())
-    with pytest.raises(ValueError, match='blocks.0.attn.pos_proj is a Parametrized'):
+    with pytest.raises(ValueError, match=r'blocks\.0\.attn\.pos_proj is a Parametrized'):
         fuse(model)

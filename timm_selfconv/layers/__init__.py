@@ -15,7 +15,7 @@ Nothing but torch and timm.layers is imported here.
 from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d, check_terms, dense_scores, explicit_maps
 from .axis_scores import axis_offsets, gaussian_axis_scores, precision_matrices, relative_table, resample_table
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
-from .gated_attention import GatedAttention, gather_own_values, positional_factors
+from .gated_attention import GatedAttention
 from .kernels import key_attention, map_attention, separable_attention
 from .mlp import Mlp
 from .onlookers import hooked, must_be_plain, operators_only

@@ -71,6 +71,13 @@ class GatedAttention(nn.Module):
 
     https://arxiv.org/abs/2103.10697
     """
+    qk: nn.Module
+    v: nn.Module
+    proj: nn.Module
+    pos_proj: nn.Linear
+    attn_drop: nn.Dropout
+    proj_drop: nn.Dropout
+    gating_param: nn.Parameter
 
     def __init__(self, layer: Any, grid_size: Tuple[int, int]):
         """
@@ -82,7 +89,7 @@ class GatedAttention(nn.Module):
         self.num_heads = layer.num_heads
         self.grid_size = grid_size
         self.fused_attn = use_fused_attn()
-        for name in ('qk', 'v', 'attn_drop', 'proj', 'pos_proj', 'proj_drop', 'gating_param'):
+        for name in ('qk', 'v', 'attn_drop', 'proj', 'pos_proj', 'proj_drop', 'gating_param'):  # in timm's order
             setattr(self, name, getattr(layer, name))
         self.train(layer.training)
 

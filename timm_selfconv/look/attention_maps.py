@@ -60,9 +60,8 @@ def position_gates(model: nn.Module) -> List[Optional[List[float]]]:
     Raises:
         ValueError: If the model has no attention that :func:`attention_maps` can read.
     """
-    return [
-        m.gating_param.float().sigmoid().tolist() if isinstance(m, GATED_ATTENTION) else None
-        for m in attention_layers(model)]
+    gates = [getattr(layer, 'gating_param', None) for layer in attention_layers(model)]
+    return [None if gate is None else gate.float().sigmoid().tolist() for gate in gates]
 
 
 def has_footprints(model: nn.Module) -> bool:

@@ -6,15 +6,14 @@
 Its heads begin as the paper's quadratic ones, and what they know of positions stays of that form. So positions cost no
 map, and they are offsets in patches on a grid of any shape.
 """
-from typing import Tuple, Union
+from typing import Any, Tuple, Union
 
-import timm.layers
 import torch.nn as nn
-from timm.layers import resample_abs_pos_embed, to_2tuple
+from timm.layers import Attention, resample_abs_pos_embed, to_2tuple
 from timm.models._input import update_model_input_size
 from timm.models.convit import GPSA, MHSA, ConVit
 
-from timm_selfconv.layers import GatedAttention, Mlp, hooked
+from timm_selfconv.layers import GatedAttention, hooked
 from ._base import to_grid_size
 
 __all__ = ['FusedConVit', 'fuse_convit']
@@ -29,7 +28,8 @@ class FusedConVit(ConVit):
         Raises:
             ValueError: If the size is no multiple of the patch size.
         """
-        patches, old_size = self.patch_embed, self.patch_embed.grid_size
+        patches: Any = self.patch_embed
+        old_size = patches.grid_size
         to_grid_size(img_size, patches.feat_ratio())
         patches.set_input_size(to_2tuple(img_size))
         self.num_patches = patches.num_patches
@@ -43,8 +43,11 @@ class FusedConVit(ConVit):
         update_model_input_size(self, img_size)
 
 
-def fuse_convit(model: ConVit) -> None:
+def fuse_convit(model: Any) -> None:
     """Let a ConViT attend through :class:`GatedAttention` and timm's fused attention, in place.
+
+    Args:
+        model: timm's.
 
     Raises:
         ValueError: If somebody waits for what a layer is given or gives.
@@ -56,14 +59,12 @@ def fuse_convit(model: ConVit) -> None:
         if type(old) is GPSA:
             if type(old.pos_proj) is not nn.Linear or hooked(old.pos_proj):
                 raise ValueError(
-                    f'blocks.{i}.attn.pos_proj is a {type(old.pos_proj).__name__}: needs a torch.nn.Linear without hooks')
+                    f'blocks.{i}.attn.pos_proj is a {type(old.pos_proj).__name__}: needs a torch.nn.Linear, no hooks')
             block.attn = GatedAttention(old, model.patch_embed.grid_size)
         elif type(old) is MHSA:
             dim = old.proj.in_features
-            block.attn = timm.layers.Attention(dim, old.num_heads, device='meta').train(old.training)
+            block.attn = Attention(dim, old.num_heads, device='meta').train(old.training)
             for name, module in old.named_children():
                 setattr(block.attn, name, module)
-        if type(block.mlp) is timm.layers.Mlp:
-            block.mlp.__class__ = Mlp
     if type(model) is ConVit:
         model.__class__ = FusedConVit

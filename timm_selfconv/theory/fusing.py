@@ -35,8 +35,8 @@ def fuse(model: nn.Module, tolerance: Optional[float] = None) -> nn.Module:
             a ConViT's must be.
 
     Returns:
-        The copy, but for a ConViT's in eval mode, its parameters frozen. It takes any image size that the net takes, and moves to any
-        device and dtype. With gradients and under compilers all heads are whole.
+        The copy, in eval mode and its parameters frozen, but for a ConViT's. It takes any image size that the net
+        takes, and moves to any device and dtype. With gradients and under compilers all heads are whole.
 
     Raises:
         ValueError: If the net has no such layers, somebody waits for what is folded, or the tolerance is out of range.
