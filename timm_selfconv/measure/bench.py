@@ -279,6 +279,9 @@ def bench(
     convit = type(net) is ConVit
     if convit:
         FusedConVit.set_input_size(net, img_size)  # on square images timm's takes it as well
+        for layer in net.modules():
+            if hasattr(layer, 'rel_indices'):
+                layer.rel_indices = None  # were they replaced meanwhile, torch's profiler would complain
     elif hasattr(net, 'set_input_size'):
         net.set_input_size(img_size=img_size)
     first = next(net.parameters())
