@@ -8,7 +8,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import timm_selfconv
-from timm_selfconv.look.attention_maps import among_patches, footprint_weights, looks_at_content, private_copy
+from timm_selfconv.look.attention_maps import among_patches, footprint_weights, looks_at_content, \
+    position_gates, private_copy
 from timm_selfconv.look.explorer import describe_attention
 from timm_selfconv.layers import SanAttention2d
 from timm_selfconv.theory.gaussians import position_blobs
@@ -191,6 +192,50 @@ def test_what_transformers_do_with_their_own_scores(name):
     expected = probs[..., patches, patches]
     expected = expected / expected.sum(-1, keepdim=True)
     torch.testing.assert_close(maps.flatten(4).flatten(2, 3), expected)
+
+
+@pytest.mark.parametrize('part', ['both', 'content', 'position'])
+def test_convit_and_its_parts(part):
+    """timm's maps are those that its dropout is given; the parts, by their formula, sum up to them."""
+    torch.manual_seed(0)
+    model = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=3, local_up_to_layer=2).eval()
+    for block in model.blocks[:2]:
+        torch.nn.init.normal_(block.attn.pos_proj.weight, std=0.5)
+        torch.nn.init.normal_(block.attn.qk.weight, std=0.3)
+        torch.nn.init.normal_(block.attn.gating_param)
+    images, probs = torch.randn(2, 3, 48, 48), []
+    maps = timm_selfconv.attention_maps(model, images, part)
+    for layer, fused in zip(maps, timm_selfconv.attention_maps(timm_selfconv.fuse(model), images, part)):
+        torch.testing.assert_close(layer, fused, rtol=1e-4, atol=1e-6)
+    for block in model.blocks:
+        block.attn.attn_drop.register_forward_hook(lambda _, args, out: probs.append(out))
+    model(images)
+    probs[2] = probs[2][..., 1:, 1:] / probs[2][..., 1:, 1:].sum(-1, keepdim=True)
+    assert len(maps) == (3 if part == 'both' else 2) and maps[0].shape == (2, 4, 3, 3, 3, 3)
+    if part == 'position':
+        d = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(3), indexing='ij'), -1).flatten(0, 1)
+        d = d[None] - d[:, None]
+        offsets = torch.stack([d[..., 1], d[..., 0], d.square().sum(-1)], -1).float()
+    for layer, probs_of_layer, block, gate in zip(maps, probs, model.blocks, position_gates(model)):
+        layer = layer.flatten(4).flatten(2, 3)
+        if part == 'both':
+            torch.testing.assert_close(layer, probs_of_layer, rtol=1e-4, atol=1e-6)
+        elif part == 'position':
+            expected = (offsets @ block.attn.pos_proj.weight.T).softmax(1).permute(2, 0, 1)
+            torch.testing.assert_close(layer, expected.expand(2, -1, -1, -1), rtol=1e-4, atol=1e-6)
+        else:
+            gate = torch.tensor(gate)[:, None, None]
+            other = timm_selfconv.attention_maps(model, images, 'position')[0 if block is model.blocks[0] else 1]
+            total = (1 - gate) * layer + gate * other.flatten(4).flatten(2, 3)
+            torch.testing.assert_close(total, probs_of_layer, rtol=1e-4, atol=1e-6)
+    assert position_gates(model)[2] is None
+
+
+def test_parts_are_of_gated_attention():
+    model = timm.create_model('sa_quadratic_cifar', **SMALL)
+    for part, message in (('position', 'needs a net with gated attention'), ('place', "part='place': needs one of")):
+        with pytest.raises(ValueError, match=message):
+            timm_selfconv.attention_maps(model, torch.randn(1, 3, 8, 8), part)
 
 
 def test_attention_to_prefix_tokens_is_left_out():

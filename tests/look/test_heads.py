@@ -84,6 +84,21 @@ def test_transformers_look_at_content_too():
     assert [len(layer.heads) for layer in report_heads(net, IMAGES)] == [2, 2]
 
 
+def test_gates_of_convit_and_the_position_behind_them():
+    torch.manual_seed(0)
+    net = timm.create_model('convit_tiny', patch_size=32, embed_dim=8, depth=3, local_up_to_layer=2)
+    net.blocks[0].attn.gating_param.data.fill_(-2.)
+    net.blocks[0].attn.pos_proj.weight.data.copy_(torch.tensor([[0., -100., -50.]]))  # the pixel above
+    head = report_heads(net, part='position')[0].heads[0]
+    assert head.acts_as_tap and head.nearest_tap == (-1, 0) and head.consistency is None
+    assert head.gate == pytest.approx(1 / (1 + 2.718281828 ** 2))
+    layers = report_heads(net, IMAGES)
+    assert [layer.heads[0].gate is None for layer in layers] == [False, False, True]
+    assert not layers[0].heads[0].acts_as_tap and layers[0].heads[0].on_tap > head.gate * head.on_tap
+    lines = format_heads(layers, 3).splitlines()
+    assert 'gate' in lines[0].split() and lines[2].split()[4] == '0.12'
+
+
 def test_numbers_are_means_over_pictures():
     torch.manual_seed(0)
     net = timm.create_model('sa_learned_content_cifar', **SMALL)

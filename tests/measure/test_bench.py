@@ -111,6 +111,16 @@ def test_bench_of_our_nets_and_of_others():
         'timm_selfconv', 32, 1, 'float32', speed.turns, speed.images_per_second, None, None, speed.peak_memory)
 
 
+@pytest.mark.parametrize('train', [False, True])
+def test_convit_beside_its_fused_copy(train):
+    model = timm.create_model('convit_tiny', img_size=64, embed_dim=4, depth=3, local_up_to_layer=2)
+    speeds = bench(model, 448, 1, train=train, min_run_time=0.01)
+    assert [(s.path, s.ratio is None, s.of_gemm_limit) for s in speeds] == [
+        ('timm', False, None), ('fused', False, None)]
+    assert speeds[0].ratio == 1. and speeds[1].peak_memory < speeds[0].peak_memory / 5
+    assert model.patch_embed.img_size == (64, 64)
+
+
 @pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_content_cifar'])
 def test_the_definition_gives_the_nets_logits_without_its_kernels(name, images):
     model, x = timm.create_model(name, **SMALL), images(2, 3, 16, 16)

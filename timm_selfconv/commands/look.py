@@ -122,6 +122,8 @@ def add_heads(parser: ArgumentParser) -> None:
     parser.add_argument('--images', nargs='+', type=picture, default=[], metavar='IMAGE', help=(
         'pictures to average over; needed by nets that look at content'))
     parser.add_argument('--kernel-size', type=natural, default=3, help='side of the convolutions (default: 3)')
+    parser.add_argument('--part', choices=['both', 'content', 'position'], default='both', help=(
+        "what to see of ConViT's gated attention (default: both)"))
     parser.add_argument('--json', action='store_true', help='for machines')
 
 
@@ -131,7 +133,7 @@ def run_heads(args: Namespace) -> None:
     from timm_selfconv.look.heads import format_heads, report_heads
 
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
-    layers = report_heads(model, open_images(args.images), args.kernel_size)
+    layers = report_heads(model, open_images(args.images), args.kernel_size, args.part)
     if args.json:
         reports = [dataclasses.asdict(layer) for layer in layers]
         print(json.dumps(dict(model=args.model, kernel_size=args.kernel_size, layers=reports), indent=2))

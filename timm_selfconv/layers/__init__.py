@@ -3,7 +3,8 @@
 - attention: ``SelfAttention2d`` on a grid of pixels, by the fastest path. scores: its scores, every term of the paper's
   equation (8). encodings: quadratic, learned and absolute positions; axis_scores: their maths, an axis at a time.
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
-- token_attention: ``TokenAttention``, as vision transformers have it. mlp: ``Mlp``, timm's, that keeps less.
+- token_attention: ``TokenAttention``, as vision transformers have it. gated_attention: ``GatedAttention``, ConViT's, by
+  its factors. mlp: ``Mlp``, timm's, that keeps less.
 - kernels: how attention is computed, in groups, forward and backward.
 - linear: linear maps and products of matrices, by the fastest kernel of a CPU.
 - adapters: copies of nets with their adapters merged. observed: detects tracers, hooks and transforms.
@@ -13,6 +14,7 @@ Only torch and timm.layers are imported here.
 from .attention import SelfAttention2d, explicit_maps
 from .axis_scores import gaussian_axis_scores
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
+from .gated_attention import GatedAttention
 from .kernels import separable_attention
 from .mlp import Mlp
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d

@@ -1,24 +1,30 @@
 """Attention maps: where every query of a net looks."""
 import copy
-from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar, Union
 
 import torch
 import torch.nn as nn
 from timm.layers import Attention, AttentionRope
+from timm.models.convit import GPSA, MHSA
 from timm.models.eva import EvaAttention
 from timm.models.vision_transformer_relpos import RelPosAttention
 
-from timm_selfconv.layers import SanAttention2d, SelfAttention2d, TokenAttention
+from timm_selfconv.layers import GatedAttention, SanAttention2d, SelfAttention2d, TokenAttention
 from timm_selfconv.layers.axis_scores import at_least_float32
 from timm_selfconv.models import ResVit
 
 __all__ = [
-    'attention_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content', 'private_copy',
+    'attention_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content', 'position_gates',
+    'private_copy',
 ]
 
 T = TypeVar('T')
+Kind = Union[Type[nn.Module], Tuple[Type[nn.Module], ...]]
 # attention of tokens: `attn_drop` is given the probabilities, shape (B, heads, N, N), unless `fused_attn` is on
-TOKEN_ATTENTION = (TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention)
+TOKEN_ATTENTION = (TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention, MHSA, GPSA, GatedAttention)
+# those that are a gated sum of content and position, of patches only: no prefix tokens have come yet
+GATED_ATTENTION = (GPSA, GatedAttention)
+PARTS = ('both', 'content', 'position')
 
 
 def attention_layers(model: nn.Module) -> List[Any]:
@@ -48,6 +54,16 @@ def looks_at_content(model: nn.Module) -> bool:
         m.terms != ('position',) if isinstance(m, SelfAttention2d) else True for m in attention_layers(model))
 
 
+def position_gates(model: nn.Module) -> List[Optional[List[float]]]:
+    """What each head of each layer gives to position, the rest to content, in ConViT; None for layers without gates.
+
+    Raises:
+        ValueError: If the model has no attention that :func:`attention_maps` can read.
+    """
+    gates = [getattr(layer, 'gating_param', None) for layer in attention_layers(model)]
+    return [None if gate is None else gate.float().sigmoid().tolist() for gate in gates]
+
+
 def has_footprints(model: nn.Module) -> bool:
     """Whether a net attends by vectors, whose weights :func:`footprint_weights` gives, in the place of maps."""
     return any(isinstance(m, SanAttention2d) for m in model.modules())
@@ -73,7 +89,7 @@ def private_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo).eval()
 
 
-def look_into(model: nn.Module, kind: Type[nn.Module], images: torch.Tensor, look: Callable[..., T]) -> List[T]:
+def look_into(model: nn.Module, kind: Kind, images: torch.Tensor, look: Callable[..., T]) -> List[T]:
     """What a function makes of each layer of a kind and of what it is called with, in the order they run.
 
     The layers are those of a private copy; there are no gradients.
@@ -120,7 +136,19 @@ def among_patches(probs: torch.Tensor, prefix: int, grid: Tuple[int, int]) -> to
     return probs.unflatten(-1, grid).unflatten(-3, grid)
 
 
-def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
+def part_maps(model: nn.Module, images: torch.Tensor, part: str) -> List[torch.Tensor]:
+    """One part of all gated attention, see :func:`attention_maps`."""
+    if not any(isinstance(layer, GATED_ATTENTION) for layer in attention_layers(model)):
+        raise ValueError(f"part={part!r}: needs a net with gated attention (ConViT), or part='both'")
+    _, grid = patch_grid(model, images)
+
+    def look(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        content, position = GatedAttention(layer, grid).attention_parts(x)
+        return among_patches(content if part == 'content' else position.expand(len(x), -1, -1, -1), 0, grid)
+    return look_into(model, GATED_ATTENTION, images, look)
+
+
+def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:
     """Attention probabilities of every layer, in eval mode.
 
     They are the same whether the net runs through row and column factors, a fused kernel or the explicit map: those of
@@ -133,16 +161,24 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
 
     Args:
         model: Net with :class:`SelfAttention2d` layers, or a vision transformer: the zoo's ``resvit_*``, or timm's with
-            its attention for tokens (normalised queries and keys, rotary and relative positions included).
+            its attention for tokens (normalised queries and keys, rotary and relative positions included), or timm's
+            ConViT, fused or not.
         images: Images as the net takes them, shape (B, C, height, width).
+        part: What to see of ConViT's gated attention: 'both' parts as their gates (:func:`position_gates`) sum them up,
+            or the map of 'content' or of 'position' as it is before its gate, of gated layers only.
 
     Returns:
         One tensor per layer, in the order they run, shape (B, heads, H, W, H, W), query pixel first; each query's map
         sums to 1. Maps that don't depend on the image are expanded over the batch, not copied.
 
     Raises:
-        ValueError: If the model has no such layers, or others besides.
+        ValueError: If the model has no such layers, or others besides, or a part is asked of a net without gates.
     """
+    if part not in PARTS:
+        raise ValueError(f'part={part!r}: needs one of {PARTS}')
+    if part != 'both':
+        return part_maps(model, images, part)
+
     def probs(layer: SelfAttention2d, *args: Optional[torch.Tensor]) -> torch.Tensor:
         # in float64, which some devices lack: a centre may be thousands of pixels away
         x, *key = (x.cpu().double() for x in args if x is not None)
@@ -156,7 +192,9 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
     maps: List[torch.Tensor] = []
     for layer in attention_layers(net):
         layer.fused_attn = False
-        layer.attn_drop.register_forward_pre_hook(lambda _, args: maps.append(among_patches(args[0], prefix, grid)))
+        before = 0 if isinstance(layer, GATED_ATTENTION) else prefix
+        layer.attn_drop.register_forward_pre_hook(
+            lambda _, args, before=before: maps.append(among_patches(args[0], before, grid)))
     with torch.no_grad():
         net(images)
     return maps

@@ -1,5 +1,6 @@
 """What the heads of a net do, and how convolutional its layers are."""
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import List, Optional, Sequence, Tuple
 
 import torch
@@ -11,7 +12,7 @@ from tqdm import tqdm
 
 from timm_selfconv import theory
 from timm_selfconv.data import preprocess
-from .attention_maps import attention_maps, looks_at_content
+from .attention_maps import attention_maps, looks_at_content, position_gates
 
 __all__ = ['HeadReport', 'LayerReport', 'format_heads', 'report_heads']
 
@@ -38,6 +39,7 @@ class HeadReport:
         nearest_tap: The kernel's tap that it gives most to, (row, column).
         on_tap: What it gives to that tap.
         acts_as_tap: Whether it gives that tap more than half at every interior query of every image.
+        gate: What it gives to position, the rest to content, in ConViT; None for other attention.
     """
     head: int
     center: Tuple[float, float]
@@ -51,6 +53,7 @@ class HeadReport:
     nearest_tap: Tap
     on_tap: float
     acts_as_tap: bool
+    gate: Optional[float]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,13 @@ class LayerReport:
     heads: List[HeadReport]
 
 
-def report_layer(layer: int, maps: torch.Tensor, kernel_size: int, by_position: bool = False) -> LayerReport:
+def report_layer(
+        layer: int,
+        maps: torch.Tensor,
+        kernel_size: int,
+        by_position: bool = False,
+        gates: Optional[Sequence[float]] = None,
+) -> LayerReport:
     """Report on a layer from its attention maps, shape (B, heads, H, W, H, W), made by position alone or not."""
     def mean(values: torch.Tensor) -> List[float]:
         return theory.interior(values, kernel_size).mean((0, -2, -1)).tolist()
@@ -94,7 +103,7 @@ def report_layer(layer: int, maps: torch.Tensor, kernel_size: int, by_position: 
         HeadReport(
             head, (rows[head], cols[head]), spread[head], distance[head], entropy[head], largest[head],
             consistency[head], constancy[head], (left_right[head], up_down[head]), offsets[nearest[head]], on_tap[head],
-            acting[head])
+            acting[head], None if gates is None else gates[head])
         for head in range(len(acting))]
     residual = theory.conv_residual(maps, kernel_size)
     taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})
@@ -102,17 +111,20 @@ def report_layer(layer: int, maps: torch.Tensor, kernel_size: int, by_position: 
     return LayerReport(layer, residual.layer, residual.shared, overlap, taps, heads)
 
 
-def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int) -> List[LayerReport]:
+def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int, part: str = 'both') -> List[LayerReport]:
     """:func:`report_heads` for images as the net takes them, shape (B, C, height, width)."""
-    by_position = not looks_at_content(model)
-    layers = tqdm(attention_maps(model, images), desc='heads', unit='layer', leave=False, disable=None)
-    return [report_layer(i, maps, kernel_size, by_position) for i, maps in enumerate(layers)]
+    by_position = part == 'position' or not looks_at_content(model)
+    maps = tqdm(attention_maps(model, images, part), desc='heads', unit='layer', leave=False, disable=None)
+    gates = [gate for gate in position_gates(model) if part == 'both' or gate is not None]
+    return [  # a layer that runs again and again has several maps, but no gates
+        report_layer(i, m, kernel_size, by_position, gate) for i, (m, gate) in enumerate(zip_longest(maps, gates))]
 
 
 def report_heads(
         model: nn.Module,
         images: Optional[Sequence[Image.Image]] = None,
         kernel_size: int = 3,
+        part: str = 'both',
 ) -> List[LayerReport]:
     """Report on all heads of a net.
 
@@ -121,6 +133,7 @@ def report_heads(
         images: Pictures to look at, preprocessed as the configuration says; a net that attends by position alone needs
             none.
         kernel_size: Side of the convolutions to compare with.
+        part: What to see of ConViT's gated attention, see :func:`attention_maps`; 'position' needs no pictures.
 
     Returns:
         One report per layer, in the order they run.
@@ -131,11 +144,11 @@ def report_heads(
     """
     if images:
         batch = preprocess(model, images)
-    elif looks_at_content(model):
+    elif part != 'position' and looks_at_content(model):
         raise ValueError('images: this net looks at content, so what its heads do depends on the pictures; name some')
     else:
         batch = torch.zeros(1, *get_model_input_config(model)['input_size'])
-    return report_maps(model, batch, kernel_size)
+    return report_maps(model, batch, kernel_size, part)
 
 
 def tap_text(tap: Tap) -> str:
@@ -144,14 +157,14 @@ def tap_text(tap: Tap) -> str:
 
 def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     """:func:`report_heads` for people."""
-    names = ['spread', 'distance', 'entropy', 'largest', 'consistency', 'constancy', 'symmetry', 'on_tap']
+    names = ['gate', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'constancy', 'symmetry', 'on_tap']
     names = [name for name in names if getattr(layers[0].heads[0], name) is not None]
     heads = tabulate(
         [(
             '' if head.head else layer.layer, head.head,
             '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
-            *(('{:.2f}, {:.2f}' if name == 'symmetry' else '{:.2f}').format(
-                *torch.tensor(getattr(head, name)).flatten()) for name in names),
+            *('' if value is None else ('{:.2f}, {:.2f}' if isinstance(value, tuple) else '{:.2f}').format(
+                *torch.tensor(value).flatten()) for value in (getattr(head, name) for name in names)),
             tap_text(head.nearest_tap) if head.acts_as_tap else '',
         ) for layer in layers for head in layer.heads],
         headers=('layer', 'head', 'centre', *(name.replace('_', ' ') for name in names), 'tap'),
@@ -179,4 +192,5 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
         'left mirrors right, and up down. On tap: what a head gives to one offset of that neighbourhood; it is a tap\n'
         'if every query gives that more than half. Residual: 0 if at each query the maps of the heads span all taps\n'
         f'of a {k} convolution, 1 if none; shared: the same with value matrices that all queries share. Overlap: what\n'
-        'two heads have in common, 0 if they look at different pixels.')
+        'two heads have in common, 0 if they look at different pixels.' + (
+            ' Gate: what a head gives to position, the rest to content.' if 'gate' in names else ''))

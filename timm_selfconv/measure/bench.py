@@ -1,4 +1,4 @@
-"""How fast a net is: against the released algorithm, and against its own matrix products, measured in one run."""
+"""How fast a net is: against the released algorithm or timm's, and against its own matrix products, in one run."""
 import contextlib
 import copy
 import json
@@ -14,12 +14,13 @@ import timm.layers
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from timm.models.convit import ConVit
 from torch.profiler import ProfilerActivity, profile
 
 from timm_selfconv import theory
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.observed import operators_only
-from timm_selfconv.models import SelfAttentionNet
+from timm_selfconv.models import FusedConVit, SelfAttentionNet
 
 __all__ = [
     'InOperators', 'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released',
@@ -103,13 +104,13 @@ class Speed:
     """How fast one way to compute a net was.
 
     Attributes:
-        path: 'released algorithm', 'operators', the net's own 'timm_selfconv', or 'fused'.
+        path: 'released algorithm', 'operators', the net's own 'timm_selfconv' (of timm's ConViT 'timm'), or 'fused'.
         img_size: Side of the images, in pixels.
         batch_size: Images a batch.
         dtype: 'float32' or 'bfloat16'.
         turns: How often it was timed.
         images_per_second: By the median time of a batch.
-        ratio: Images a second over those of the released algorithm, None without it.
+        ratio: Images a second over those of the released algorithm, or of timm's ConViT; None without them.
         of_gemm_limit: Images a second over those of the net's Linear products alone, see :func:`gemm_limit`.
         peak_memory: Most bytes that tensors made meanwhile held at one time, see :func:`peak_memory`.
     """
@@ -251,7 +252,7 @@ def bench(
 
     Args:
         model: The net; it is copied and left as it is. Only a :class:`SelfAttentionNet` has a released algorithm and
-            consists of Linear layers; others are timed alone.
+            consists of Linear layers; timm's ConViT is timed beside its fused copy, others alone.
         img_size: Side of the square images, in pixels.
         batch_size: Images a batch.
         dtype: 'float32' or 'bfloat16', of the net and the images.
@@ -276,7 +277,13 @@ def bench(
     if fuse is not None and train:
         raise ValueError(f'fuse={fuse} and train: a fused net is for inference, choose one of them')
     net: Any = copy.deepcopy(model).to(getattr(torch, dtype))
-    if hasattr(net, 'set_input_size'):
+    convit = type(net) is ConVit
+    if convit:
+        FusedConVit.set_input_size(net, img_size)  # on square images timm's takes it as well
+        for layer in net.modules():
+            if hasattr(layer, 'rel_indices'):
+                layer.rel_indices = None  # were they replaced meanwhile, torch's profiler would complain
+    elif hasattr(net, 'set_input_size'):
         net.set_input_size(img_size=img_size)
     first = next(net.parameters())
     images = torch.randn(batch_size, net.in_chans, img_size, img_size, device=first.device, dtype=first.dtype)
@@ -286,8 +293,8 @@ def bench(
         nets['released algorithm'] = released(net)
     if against == 'operators':
         nets['operators'] = InOperators(net)
-    nets['timm_selfconv'] = net
-    if fuse is not None:
+    nets['timm' if convit else 'timm_selfconv'] = net
+    if convit or fuse is not None:
         nets['fused'] = theory.fuse(net, fuse or None)
     steps = [step(net, images, train) for net in nets.values()]
     limits = [gemm_limit(nets['released algorithm'], images, train)] if isinstance(net, SelfAttentionNet) else []
@@ -296,5 +303,5 @@ def bench(
         seconds, turns = take_turns([*steps, *limits], min_run_time)
     return [
         Speed(path, img_size, batch_size, dtype, turns, batch_size / s,
-              seconds[0] / s if limits else None, seconds[-1] / s if limits else None, held)
+              seconds[0] / s if limits or convit else None, seconds[-1] / s if limits else None, held)
         for path, s, held in zip(nets, seconds, memory)]

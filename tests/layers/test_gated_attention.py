@@ -1,0 +1,115 @@
+"""Gated attention against its formula, written out for every query and key in float64."""
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from timm.models.convit import GPSA
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from timm_selfconv.layers import GatedAttention
+from timm_selfconv.layers.gated_attention import positional_factors
+
+sides = st.integers(1, 6)
+
+
+def position_maps(weight, height, width):
+    """Each head's softmax over all keys, shape (heads, H W, H W)."""
+    pixels = torch.tensor(list(itertools.product(range(height), range(width))), dtype=torch.float64)
+    d1, d2 = (pixels[None] - pixels[:, None]).unbind(-1)  # query before key
+    return torch.stack([(a * d2 + b * d1 + c * (d1 ** 2 + d2 ** 2)).softmax(-1) for a, b, c in weight])
+
+
+def random_layer(height, width, heads=2, dim=6, bias=True, gates=None, seed=0):
+    torch.manual_seed(seed)
+    layer = GPSA(dim, heads, qkv_bias=bias, dtype=torch.float64)
+    for p in layer.parameters():
+        torch.nn.init.normal_(p)
+    if gates is not None:
+        layer.gating_param.data.copy_(torch.tensor(gates))
+    return GatedAttention(layer, (height, width)).eval()
+
+
+def dense(layer, x):
+    """The layer by its formula: each head's map is the gated sum of two softmaxes."""
+    position, out = position_maps(layer.pos_proj.weight, *layer.grid_size), []
+    query, key = layer.qk(x).chunk(2, -1)
+    value, width = layer.v(x), x.shape[2] // layer.num_heads
+    for h, gate in enumerate(layer.gating_param.sigmoid()):
+        own = slice(h * width, (h + 1) * width)
+        content = (query[..., own] @ key[..., own].transpose(1, 2) / width ** 0.5).softmax(-1)
+        out.append(((1 - gate) * content + gate * position[h]) @ value[..., own])
+    return layer.proj(torch.cat(out, -1))
+
+
+@settings(deadline=None, max_examples=25)
+@given(sides, sides, st.lists(st.tuples(*[st.floats(-20, 20)] * 3), min_size=1, max_size=3))
+def test_the_positional_softmax_is_a_product_of_two(height, width, weight):
+    """Wherever its centre lies, sharp or flat, and also where c > 0 sends it to the corners."""
+    weight = torch.tensor(weight, dtype=torch.float64)
+    rows, cols = positional_factors(weight, torch.ones(len(weight), dtype=torch.float64), height, width)
+    torch.testing.assert_close(torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)]),
+                               position_maps(weight, height, width), rtol=1e-9, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=20)
+@given(sides, sides, st.sampled_from([(1, 6), (2, 6), (3, 6)]), st.booleans(), st.integers(0, 99))
+def test_the_layer_is_its_formula(height, width, shape, bias, seed):
+    layer = random_layer(height, width, *shape, bias=bias, seed=seed)
+    x = torch.randn(2, height * width, 6, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), dense(layer, x))
+    layer.fused_attn, seen = False, []
+    layer.attn_drop.register_forward_hook(lambda _, args, out: seen.append(out))
+    torch.testing.assert_close(layer(x), dense(layer, x))
+    torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, shape[0], height * width, dtype=torch.float64))
+
+
+@pytest.mark.parametrize('gates', [(0., 0.), (-1e4, 1e4), (float('-inf'), float('inf'))])
+def test_gates_open_and_shut(gates):
+    layer = random_layer(3, 5, gates=gates)
+    x = torch.randn(2, 15, 6, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), dense(layer, x))
+
+
+def test_gradients_are_those_of_the_formula():
+    layer = random_layer(3, 4)
+    x = torch.randn(2, 12, 6, dtype=torch.float64, requires_grad=True)
+    layer(x).square().sum().backward()
+    inputs = [x, *(p for p in layer.parameters() if p is not layer.pos_proj.bias)]
+    for p, grad in zip(inputs, torch.autograd.grad(dense(layer, x).square().sum(), inputs)):
+        torch.testing.assert_close(p.grad, grad)
+    assert float(layer.pos_proj.bias.grad.abs().max()) < 1e-12
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that any operator made."""
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
+        self.numel = max([self.numel, *(t.numel() for t in tensors)])
+        return out
+
+
+def test_no_map_of_all_queries_and_keys_is_made_forward_or_backward():
+    layer = random_layer(16, 12).float()
+    with Largest() as largest:
+        layer(torch.randn(1, 192, 6, requires_grad=True)).sum().backward()
+    assert largest.numel < 192 * 192 / 2
+    layer.fused_attn = False
+    with Largest() as largest:
+        layer(torch.randn(1, 192, 6))
+    assert largest.numel >= 2 * 192 * 192
+
+
+def test_half_precision_keeps_offsets():
+    layer = random_layer(1, 300).float()
+    layer.pos_proj.weight.data.copy_(torch.tensor([[512., 0., -1.], [-512., 0., -1.]]))  # peaks 256 columns away
+    _, cols = layer.bfloat16().factors()
+    assert cols.dtype == torch.float32 and cols[0, 21].argmax() == 277 and cols[1, 299].argmax() == 43
+
+
+def test_tokens_must_fill_the_grid():
+    with pytest.raises(ValueError, match=r'x of shape \[1, 11, 6\]: needs 3 x 4 tokens'):
+        random_layer(3, 4)(torch.zeros(1, 11, 6, dtype=torch.float64))

@@ -1,0 +1,144 @@
+"""Fused ConViTs against timm's own."""
+import copy
+
+import pytest
+import timm
+import torch
+import torch.nn as nn
+from timm.layers import resample_abs_pos_embed
+
+from timm_selfconv import fuse
+from timm_selfconv.layers import GatedAttention
+from timm_selfconv.models import FusedConVit
+
+SMALL = dict(img_size=64, embed_dim=8, depth=3, local_up_to_layer=2, num_classes=5)
+
+
+def convit(name='convit_tiny', **kwargs):
+    """A small one whose heads look elsewhere, each with a gate of its own, from shut to open."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, **{**SMALL, **kwargs}).double().eval()
+    for module in model.modules():
+        if hasattr(module, 'gating_param'):
+            nn.init.normal_(module.pos_proj.weight, std=0.5)
+            nn.init.normal_(module.pos_proj.bias)
+            module.gating_param.data.copy_(torch.linspace(-40., 40., module.num_heads))
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.2)  # sharp content
+    return model
+
+
+def pictures(*size):
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize('name,kwargs', [
+    ('convit_tiny', {}), ('convit_small', {}), ('convit_tiny', dict(qkv_bias=True, global_pool='avg')),
+    ('convit_tiny', dict(use_pos_embed=False)), ('convit_base', dict(local_up_to_layer=3, embed_dim=4))])
+def test_logits_and_gradients_are_timms(name, kwargs):
+    model, x = convit(name, **kwargs).train(), pictures(64, 64)
+    fused = fuse(model)
+    assert type(fused) is FusedConVit and fused.training and all(p.requires_grad for p in fused.parameters())
+    logits = [net(x) for net in (fused, model)]
+    torch.testing.assert_close(*logits)
+    for out in logits:
+        out.square().sum().backward()
+    grads = [{name: p.grad for name, p in net.named_parameters()} for net in (fused, model)]
+    torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-9)
+
+
+def test_dropout_drops_the_same_probabilities():
+    model, x = convit(attn_drop_rate=0.3, proj_drop_rate=0.2).train(), pictures(64, 64)
+    outs = []
+    for net in (fuse(model), model):
+        net.blocks[2].attn.fused_attn = False  # torch's own drops others
+        torch.manual_seed(3)
+        outs.append(net(x))
+    torch.testing.assert_close(*outs)
+
+
+def test_full_size_in_float32():
+    torch.manual_seed(0)
+    model, x = timm.create_model('convit_tiny').eval(), torch.randn(1, 3, 224, 224)
+    with torch.inference_mode():
+        torch.testing.assert_close(fuse(model)(x), model(x), rtol=0., atol=1e-5)
+
+
+def test_weights_load_both_ways():
+    model, other, x = convit(), convit(num_classes=5), pictures(64, 64)
+    for p in other.parameters():
+        p.data.mul_(0.9)
+    fused = fuse(model)
+    fused.load_state_dict(other.state_dict())
+    torch.testing.assert_close(fused(x), other(x))
+    other.load_state_dict(fuse(model).state_dict())
+    torch.testing.assert_close(other(x), model(x))
+
+
+@pytest.mark.parametrize('size', [96, 32])
+def test_another_square_is_timms_net_of_that_size(size):
+    model, larger = convit(), convit(img_size=size)
+    state, grid = model.state_dict(), size // 16
+    state['pos_embed'] = resample_abs_pos_embed(state['pos_embed'], [grid, grid], [4, 4], num_prefix_tokens=0)
+    larger.load_state_dict(state)
+    fused = fuse(model)
+    fused.set_input_size(size)
+    torch.testing.assert_close(fused(pictures(size, size)), larger(pictures(size, size)))
+    assert model.patch_embed.img_size == (64, 64) and fused.pos_embed.requires_grad
+
+
+def test_pictures_need_not_be_square():
+    """Heads keep their offsets in patches: a wide picture's left part is a narrow one, to heads that look near."""
+    model = convit(local_up_to_layer=3, global_pool='avg', use_pos_embed=False)
+    for block in model.blocks:
+        block.attn.gating_param.data.fill_(1e4)  # position only
+        block.attn.pos_proj.weight.data.copy_(torch.tensor([2., 0., -9e2]).expand(4, 3))
+    fused, x = fuse(model), pictures(64, 128)
+    fused.set_input_size((64, 128))
+    grid = fused.forward_intermediates(x, indices=[2], intermediates_only=True)[0]
+    expected = [model.forward_intermediates(part, indices=[2], intermediates_only=True)[0] for part in x.chunk(2, -1)]
+    assert grid.shape[2:] == (4, 8)
+    torch.testing.assert_close(grid, torch.cat(expected, -1))
+    fused.set_input_size(64)
+    torch.testing.assert_close(fused(x[..., :64]), model(x[..., :64]))
+
+
+def test_position_embeddings_are_resampled_as_timm_does():
+    fused = fuse(convit())
+    before = fused.pos_embed.detach().clone()
+    fused.set_input_size((32, 96))
+    torch.testing.assert_close(
+        fused.pos_embed.detach(), resample_abs_pos_embed(before, [2, 6], [4, 4], num_prefix_tokens=0))
+    assert timm.models._input.get_model_input_config(fused)['input_size'] == (3, 32, 96)
+    with pytest.raises(ValueError, match=r'img_size=\(32, 90\): needs a height and a width that are multiples of 16'):
+        fused.set_input_size((32, 90))
+    assert fused(pictures(32, 96)).shape == (2, 5)
+
+
+def test_the_net_is_left_alone_and_the_copy_is_one():
+    model, x = convit(), pictures(64, 64)
+    state, fused = copy.deepcopy(model.state_dict()), fuse(model)
+    for p in fused.parameters():
+        p.data.zero_()
+    torch.testing.assert_close(model.state_dict(), state)
+    assert type(model) is timm.models.ConVit and not any(isinstance(m, GatedAttention) for m in model.modules())
+    again = copy.deepcopy(fuse(fuse(model)))
+    torch.testing.assert_close(again(x), model(x))
+
+
+def test_features_only():
+    model, x = convit(features_only=True), pictures(64, 64)
+    torch.testing.assert_close(fuse(model)(x), model(x))
+
+
+def test_what_cannot_be_fused_is_refused():
+    model = convit()
+    with pytest.raises(ValueError, match='a ConViT keeps its heads whole, needs None'):
+        fuse(model, 0.01)
+    handle = model.blocks[1].attn.register_forward_hook(print)
+    with pytest.raises(ValueError, match=r'blocks\.1\.attn is a GPSA with hooks'):
+        fuse(model)
+    handle.remove()
+    nn.utils.parametrize.register_parametrization(model.blocks[0].attn.pos_proj, 'weight', nn.Identity())
+    with pytest.raises(ValueError, match=r'blocks\.0\.attn\.pos_proj is a Parametrized'):
+        fuse(model)

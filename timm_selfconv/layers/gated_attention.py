@@ -1,0 +1,136 @@
+"""Gated sum of attention by content and attention by position, of which neither map is held."""
+from typing import Any, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from timm.layers import register_notrace_module, use_fused_attn
+
+from .axis_scores import at_least_float32, axis_offsets
+from .kernels.maps import maps_of_factors
+from .linear import apply_linear
+
+__all__ = ['GatedAttention', 'gather_own_values', 'positional_factors']
+
+
+def positional_factors(
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        height: int,
+        width: int,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Row and column factors of ``softmax(a d2 + b d1 + c (d1^2 + d2^2) + bias)`` over all keys of a grid.
+
+    The score is a row part and a column part, so the softmax is the product of theirs.
+
+    Args:
+        weight: (a, b, c) of each head, shape (heads, 3).
+        bias: Shape (heads,). It is the same for all keys and drops out, but has a gradient, 0, as trainers expect.
+        height: Rows H of the grid.
+        width: Columns W of the grid.
+
+    Returns:
+        Probabilities of key rows and of key columns, at least float32, shapes (heads, H, H) and (heads, W, W), query
+        before key.
+    """
+    col_slope, row_slope, square = at_least_float32(weight)[:, :, None, None].unbind(1)
+    rows, cols = axis_offsets(height, weight), axis_offsets(width, weight)
+    row_scores = rows * (row_slope + square * rows) + at_least_float32(bias)[:, None, None]
+    return row_scores.softmax(-1), (cols * (col_slope + square * cols)).softmax(-1)
+
+
+def gather_own_values(row_probs: torch.Tensor, col_probs: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What each head gathers of its own values, ``(R_h (x) C_h) v_h``.
+
+    Args:
+        row_probs: Probabilities of key rows, shape (heads, H, H), query before key.
+        col_probs: Probabilities of key columns, shape (heads, W, W).
+        value: Values of each head, shape (B, heads, H W, channels).
+
+    Returns:
+        Shape (B, heads, H W, channels), of the values' dtype.
+    """
+    height, width = row_probs.shape[-1], col_probs.shape[-1]
+    met = row_probs.to(value.dtype) @ value.unflatten(2, (height, width)).flatten(3)
+    return (col_probs[:, None].to(value.dtype) @ met.unflatten(3, (width, -1))).flatten(2, 3)
+
+
+@register_notrace_module
+class GatedAttention(nn.Module):
+    """Gated positional self-attention of tokens that fill a grid (GPSA, d'Ascoli et al., 2021).
+
+    With ``delta = k - q`` the offset of a key from a query, rows first, head h attends with
+
+        (1 - g) softmax(x_q Wq Wk' x_k / sqrt(D_h))  +  g softmax(a d2 + b d1 + c |delta|^2),  g = sigmoid(gating_param)
+                content                                   position
+
+    Both parts sum to 1, so what it gathers is the gated sum of what they gather: content through torch's fused
+    attention, position through row and column factors. An explicit map, their sum and then ``attn_drop``, is made where
+    ``fused_attn`` is off or probabilities are dropped.
+
+    https://arxiv.org/abs/2103.10697
+    """
+    qk: nn.Module
+    v: nn.Module
+    proj: nn.Module
+    pos_proj: nn.Linear
+    attn_drop: nn.Dropout
+    proj_drop: nn.Dropout
+    gating_param: nn.Parameter
+
+    def __init__(self, layer: Any, grid_size: Tuple[int, int]):
+        """
+        Args:
+            layer: timm's ``GPSA``, whose modules and parameters are used, under their names.
+            grid_size: Rows and columns of the tokens.
+        """
+        super().__init__()
+        self.num_heads = layer.num_heads
+        self.grid_size = grid_size
+        self.fused_attn = use_fused_attn()
+        for name in ('qk', 'v', 'attn_drop', 'proj', 'pos_proj', 'proj_drop', 'gating_param'):  # in timm's order
+            setattr(self, name, getattr(layer, name))
+        self.train(layer.training)
+
+    def query_key(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys of x, each of shape (B, heads, N, D_h)."""
+        query, key = apply_linear(self.qk, x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return query, key
+
+    def factors(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """See :func:`positional_factors`."""
+        return positional_factors(self.pos_proj.weight, self.pos_proj.bias, *self.grid_size)
+
+    def gate(self) -> torch.Tensor:
+        """What each head gives to position, the rest to content: shape (heads, 1, 1), at least float32."""
+        return at_least_float32(self.gating_param).sigmoid()[:, None, None]
+
+    def attention_parts(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Attention probabilities of x, shape (B, N, C), by content and by position, without their gate.
+
+        Returns:
+            Shapes (B, heads, N, N) and (heads, N, N), query before key, at least float32.
+        """
+        query, key = self.query_key(x)
+        content = at_least_float32(query * query.shape[3] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)
+        return content, maps_of_factors(*self.factors())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend; x and the result have shape (B, N, C).
+
+        Raises:
+            ValueError: If the N tokens of x do not fill the grid.
+        """
+        height, width = self.grid_size
+        if x.shape[1] != height * width:
+            raise ValueError(f'x of shape {list(x.shape)}: needs {height} x {width} tokens')
+        value = apply_linear(self.v, x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        if self.fused_attn and not (self.training and self.attn_drop.p > 0.):
+            content = F.scaled_dot_product_attention(*self.query_key(x), value)
+            position = gather_own_values(*self.factors(), value).to(content.dtype)
+            x = torch.lerp(content, position, self.gate().to(content.dtype))
+        else:
+            attn = self.attn_drop(torch.lerp(*self.attention_parts(x), self.gate()))
+            x = attn.to(value.dtype) @ value
+        return self.proj_drop(apply_linear(self.proj, x.transpose(1, 2).flatten(2)))

@@ -1,0 +1,71 @@
+"""timm's ConViT with exact, separable positional attention, which takes images of any size.
+
+'ConViT: Improving Vision Transformers with Soft Convolutional Inductive Biases', d'Ascoli et al., 2021
+- https://arxiv.org/abs/2103.10697
+
+Its heads begin as the paper's quadratic ones, and what they know of positions stays of that form. So positions cost no
+map, and they are offsets in patches on a grid of any shape.
+"""
+from typing import Any, Tuple, Union
+
+import torch.nn as nn
+from timm.layers import Attention, resample_abs_pos_embed, to_2tuple
+from timm.models._input import update_model_input_size
+from timm.models.convit import GPSA, MHSA, ConVit
+
+from timm_selfconv.layers import GatedAttention
+from timm_selfconv.layers.observed import hooked
+from ._base import to_grid_size
+
+__all__ = ['FusedConVit', 'fuse_convit']
+
+
+class FusedConVit(ConVit):
+    """A ConViT made by :func:`fuse_convit`: parameters have timm's names, and images may have any size."""
+
+    def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
+        """Take images of another (height, width): position embeddings are resampled, heads keep offsets in patches.
+
+        Raises:
+            ValueError: If the size is no multiple of the patch size.
+        """
+        patches: Any = self.patch_embed
+        old_size = patches.grid_size
+        to_grid_size(img_size, patches.feat_ratio())
+        patches.set_input_size(to_2tuple(img_size))
+        self.num_patches = patches.num_patches
+        if self.use_pos_embed:
+            table = resample_abs_pos_embed(
+                self.pos_embed.detach(), list(patches.grid_size), list(old_size), num_prefix_tokens=0)
+            self.pos_embed = nn.Parameter(table.clone(), self.pos_embed.requires_grad)
+        for module in self.modules():
+            if isinstance(module, GatedAttention):
+                module.grid_size = patches.grid_size
+        update_model_input_size(self, img_size)
+
+
+def fuse_convit(model: Any) -> None:
+    """Let a ConViT attend through :class:`GatedAttention` and timm's fused attention, in place.
+
+    Args:
+        model: timm's.
+
+    Raises:
+        ValueError: If somebody waits for what a layer is given or gives.
+    """
+    for i, block in enumerate(model.blocks):
+        old = block.attn
+        if type(old) in (GPSA, MHSA) and hooked(old):
+            raise ValueError(f'blocks.{i}.attn is a {type(old).__name__} with hooks: needs one without to be fused')
+        if type(old) is GPSA:
+            if type(old.pos_proj) is not nn.Linear or hooked(old.pos_proj):
+                raise ValueError(
+                    f'blocks.{i}.attn.pos_proj is a {type(old.pos_proj).__name__}: needs a torch.nn.Linear, no hooks')
+            block.attn = GatedAttention(old, model.patch_embed.grid_size)
+        elif type(old) is MHSA:
+            dim = old.proj.in_features
+            block.attn = Attention(dim, old.num_heads, device='meta').train(old.training)
+            for name, module in old.named_children():
+                setattr(block.attn, name, module)
+    if type(model) is ConVit:
+        model.__class__ = FusedConVit
