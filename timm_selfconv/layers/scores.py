@@ -16,6 +16,7 @@ TERMS = ('content', 'content_position', 'key_bias', 'position')
 RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
 ABSOLUTE = ('sinusoid', 'absolute')
 ENCODINGS = RELATIVE + ABSOLUTE
+torch.fx.wrap('at_least_float32')  # fx looks for what it must not enter only where a forward is defined
 
 
 def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
