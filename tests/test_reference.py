@@ -1,7 +1,11 @@
-"""The chapters' references have every public function and class, in the words of the code."""
+"""The chapters' references: every public function and class, its parameters and the first line of its docstring.
+
+``python tests/test_reference.py`` writes them anew.
+"""
 import importlib
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,23 +22,35 @@ CHAPTERS = {
         'training.recipes', 'training.trainer', 'training.augment', 'training.initialization', 'training.optimization',
         'training.distillation'),
 }
+EACH = [(chapter, f'timm_selfconv.{module}') for chapter, modules in CHAPTERS.items() for module in modules]
 
 
-def words(text):
-    """Without what marks names, in docstrings and in Markdown."""
-    return re.sub(r':\w+:`~?([^`]+)`', r'\1', text).replace('`', '')
+def row(name, value):
+    """Names of parameters only: types and defaults are in the docstring that ``help`` shows."""
+    parameters = ', '.join(name for name in inspect.signature(value).parameters if name not in ('device', 'dtype'))
+    line = re.sub(r':\w+:`~?([^`]+)`', r'`\1`', inspect.getdoc(value).split('\n\n')[0]).replace('``', '`')
+    return f'| `{name}({parameters})` | {" ".join(line.split())} |'
 
 
-@pytest.mark.parametrize('chapter,module', [(c, m) for c, modules in CHAPTERS.items() for m in modules])
-def test_the_reference_has_every_public_name(chapter, module, repo):
-    """One line each, the first of its docstring."""
-    module = importlib.import_module(f'timm_selfconv.{module}')
+def reference(module):
+    """The table of a module."""
+    module = importlib.import_module(module)
     names = getattr(module, '__all__', None) or [name for name in vars(module) if not name.startswith('_')]
-    public = {
-        name: value for name, value in vars(module).items()
-        if name in names and (inspect.isfunction(value) or inspect.isclass(value))}
-    text = (repo / chapter / 'README.md').read_text()
-    table = text.split(f'| `{module.__name__}` | |\n|---|---|\n')[1].split('\n\n')[0]
-    rows = dict(re.findall(r'^\| `(\w+)` \| (.*) \|$', table, re.MULTILINE))
-    assert {name: words(row) for name, row in rows.items()} == {
-        name: words(inspect.getdoc(value).split('\n\n')[0].replace('\n', ' ')) for name, value in public.items()}
+    public = {name: getattr(module, name) for name in sorted(names)}
+    rows = [row(*item) for item in public.items() if inspect.isfunction(item[1]) or inspect.isclass(item[1])]
+    return '\n'.join([f'| `{module.__name__}` | |', '|---|---|', *rows]) + '\n\n'
+
+
+@pytest.mark.parametrize('chapter,module', EACH)
+def test_the_reference_is_what_the_code_says(chapter, module, repo):
+    assert reference(module) in (repo / chapter / 'README.md').read_text() + '\n'
+
+
+if __name__ == '__main__':
+    for chapter, module in EACH:
+        readme = Path(__file__).resolve().parent.parent / chapter / 'README.md'
+        text = readme.read_text()
+        begin = text.index(f'| `{module}` | |\n')
+        end = text.find('\n\n', begin)
+        text = text[:begin] + reference(module) + (text[end + 2:] if end >= 0 else '')
+        readme.write_text(text.rstrip() + '\n')
