@@ -16,7 +16,7 @@ def run_theorem(args: Namespace) -> None:
     from timm_selfconv.data import open_images
     from timm_selfconv.look.theorem import theorem_page
 
-    shown = (open_images([args.image])[0], args.image.name) if args.image else ()
-    page = theorem_page(*shown).encode()
+    shown = open_images([args.image])[0] if args.image else None
+    page = theorem_page(shown, args.image.name if args.image else '').encode()
     write_new(args.output, page)
     print(f'{args.output}: {len(page) / 1e3:.0f} kB, open it in a browser')
