@@ -97,10 +97,10 @@ def test_a_folder_of_weights_runs_no_code(tmp_path):
 
 
 @pytest.mark.parametrize('content,message', [
-    ({}, r'needs .safetensors files.*Missing key'),
+    ({}, r'needs .safetensors files'),
     ({'model.bin': b'pickle'}, r'Missing key'),
     ({'model.safetensors': b'not one'}, r'needs .safetensors files.*header'),
-    ({'model.safetensors': safetensors.torch.save({'weight': torch.zeros(2, 3)})}, 'Missing key.*bias'),
+    ({'model.safetensors': safetensors.torch.save({'weight': torch.zeros(2, 3)})}, 'Missing key.*"bias"'),
 ])
 def test_folders_that_hold_no_weights_of_this_net_are_refused(content, message, tmp_path):
     for name, data in content.items():
