@@ -136,6 +136,8 @@ def run_explore(args: argparse.Namespace) -> None:
         dict(zip(distinct_names([Path(image).name for image in args.images]), pictures)),
         args.labels,
         [net_caption(name, checkpoint, args.untrained and checkpoint is None)
+         for name, checkpoint in itertools.zip_longest(names, args.checkpoint)],
+        [Path(checkpoint).parent if checkpoint else None if args.untrained else name
          for name, checkpoint in itertools.zip_longest(names, args.checkpoint)]).encode()
     write_new(file, page)
     print(f'{file}: {len(page) / 1e6:.1f} MB, open it in a browser')
