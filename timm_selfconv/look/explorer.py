@@ -167,7 +167,8 @@ def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Opt
     rows = history['rows']
     if any(row['heads'] is None for row in rows):
         return None
-    if history['grid'] != list(grid) or any([len(layer) for layer in row['heads']] != list(heads) for row in rows):
+    counts = [[len(layer) for layer in row['heads']] for row in rows]
+    if history['grid'] != list(grid) or any(count != list(heads) for count in counts):
         raise ValueError(f'{run}: is of a net with other heads or another grid than {list(heads)} on {list(grid)}')
     return dict(
         heads=pack(torch.tensor([[head for layer in row['heads'] for head in layer] for row in rows])),
@@ -205,7 +206,7 @@ def explorer_page(
         captions: Sequence[str] = (),
         runs: Sequence[Optional[Union[str, Path]]] = (),
 ) -> str:
-    """The explorer of nets and pictures, as one page that needs nothing else.
+    """The explorer of nets and pictures, as a single page that works offline.
 
     Args:
         models: Nets to show side by side, by name, with timm configurations. Zoo nets with :class:`SelfAttention2d` or
@@ -219,8 +220,8 @@ def explorer_page(
         HTML.
 
     Raises:
-        ValueError: If there are no nets or no pictures, not one label per picture or caption or run per net, a net has no
-            attention that can be read, or a history is another net's.
+        ValueError: If there are no nets or no pictures, not one label per picture or caption or run per net, a net
+            has no attention that can be read, or a history is another net's.
     """
     if not models or not images:
         raise ValueError('models and images: needs one of each at least')

@@ -190,7 +190,7 @@ def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, size: float = 5) -> No
 
 
 def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> None:
-    """One layer's maps of one query, shape (heads, H, W): a line around half of each, a numbered dot on its largest pixel."""
+    """One layer's maps of one query, shape (heads, H, W): a line around half of each, a dot in its largest pixel."""
     fine = 16  # points to a pixel's side, for lines with round corners
     rows, cols = ((torch.arange(fine * (n + 2)) + 0.5) / fine - q - 1.5 for n, q in zip(attention.shape[1:], query))
     for head, image in enumerate(attention):
@@ -202,7 +202,9 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> N
         inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels lie side by side
         ax.contour(cols.numpy(), rows.numpy(), region[0].numpy(), [inset], colors=[color], linewidths=0.8)
         row, col = divmod(int(image.argmax()), image.shape[1])
-        draw_head(ax, col - query[1], row - query[0], head, markersize=2.5)
+        turn = 2 * math.pi * head / len(attention)  # heads of one pixel stand in a ring
+        draw_head(
+            ax, col - query[1] + 0.28 * math.cos(turn), row - query[0] + 0.28 * math.sin(turn), head, markersize=2.5)
 
 
 def layer_panels(layers: int, title: str, small: str, net: str) -> Tuple[Figure, List[Axes]]:
@@ -261,7 +263,8 @@ def figure_regions(
     i, j = check_query(query, grid)
     figure, axes = layer_panels(
         len(maps), f'Where the heads look from row {i}, column {j}',
-        f'{small}line: around the fewest pixels that hold half of the attention; numbered dot: a head, on its largest; {KEY}', net)
+        f'{small}line: around the fewest pixels that hold half of the attention; numbered dot: a head, in its largest '
+        f'pixel; {KEY}', net)
     for ax, layer in zip(axes, maps):
         draw_grid(ax, grid, (i, j), 0.5)
         draw_regions(ax, layer[:, i, j], (i, j))

@@ -41,13 +41,14 @@ def figure_footprints(
     middle = 0. if signed else 1 / weights[0][0].numel()
     rows = [w[:MOST_MAPS] for w in weights]
     figure = titled_figure(
-        rows_height(rows), 'Weights over the footprint',
-        f'{small}{shown}{shared}mean over all queries; a weight map serves a share of the channels; white: {neutral}', net)
+        rows_height(rows, names), 'Weights over the footprint',
+        f'{small}{shown}{shared}mean over all queries; a weight map serves a share of the channels; white: {neutral}',
+        net)
     norm, ax = CenteredNorm(middle, max(float((w - middle).abs().max()) for w in weights)), figure.subplots()
     draw_rows(figure, ax, rows, names, ScalarMappable(norm, COLORS), 'weight of a pixel of the footprint')
     for row, name in enumerate(names):
         if ', ' in name:
             color, _ = head_style(blocks.index(name.split(', ')[1]))
-            top, bottom = ((row + part) / len(names) * ax.get_ylim()[0] for part in (0.2, 1.))
+            top, bottom = ((row + part) / len(names) * ax.get_ylim()[0] for part in (0.17, 0.97))
             ax.plot([-0.06, -0.06], [top, bottom], color=color, linewidth=2, solid_capstyle='butt', clip_on=False)
     return figure

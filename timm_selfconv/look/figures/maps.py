@@ -1,6 +1,7 @@
 """Attention maps, a layer per row and a head per column (paper, Fig. 5 to 10; report, Fig. 3, 4, 8, 20 to 23)."""
 from typing import Any, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from timm_selfconv.theory import mean_distance
-from .style import HALO, MAP_COLORS, head_style, styled, titled_figure
+from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figure
 
 __all__ = [
     'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'query_attention', 'rows_height',
@@ -19,6 +20,7 @@ __all__ = [
 SCALE = 'above each panel: its head, its largest value'
 Grid = Tuple[int, int]
 RED = '#b2182b'  # of maps over a picture, the more the less one sees through
+HEAD_LINE, LETTER = 0.12, 0.055  # inches, of the line above a panel and of a letter of its row's name
 COVERED = 0.99  # share of the pixels whose differences an average's colours show
 
 
@@ -90,7 +92,8 @@ def by_locality(maps: torch.Tensor, query: Optional[Tuple[int, int]] = None) -> 
     return mean_distance(maps)[:, i, j].argsort(stable=True).tolist()
 
 
-def draw_image(ax: Axes, image: Any, extent: Sequence[float], grid: Grid, mark: Optional[Grid], **kwargs: Any) -> None:
+def draw_image(ax: Axes, image: Any, extent: Tuple[float, float, float, float], grid: Grid, mark: Optional[Grid],
+               **kwargs: Any) -> None:
     """An image in a thin frame between left, right, bottom and top, with one pixel of a grid framed (``mark``)."""
     left, right, bottom, top = extent
     ax.imshow(image, extent=extent, interpolation='nearest', **kwargs)
@@ -117,18 +120,18 @@ def draw_rows(
     Each layer has a row and a name. Of attention ``orders`` say in which order heads are drawn, each with its largest
     value above it; ``mark`` is a pixel to frame, ``under`` a picture under each map, shape (height, width, 3).
     """
-    columns, grid = max(map(len, rows)), (rows[0].shape[-2], rows[0].shape[-1])
-    side, ratio, head_line = 0.95, grid[0] / grid[1], 0.12 / panel_width(rows)
+    columns, grid, inches = max(map(len, rows)), (rows[0].shape[-2], rows[0].shape[-1]), panel_width(rows, names)
+    side, ratio, head_line = 0.95, grid[0] / grid[1], HEAD_LINE / inches
     for number, (row, name) in enumerate(zip(rows, names)):
         top = number * (ratio + head_line) + head_line
         ax.text(-0.12, top + ratio / 2, name, ha='right', va='center')
         for column, head in enumerate(orders[number] if orders else range(len(row))):
             image, extent = row[head].numpy(), (column, column + side, top + side * ratio, top)
-            above = dict(fontsize=5 if columns <= 12 else 4, va='bottom')
+            above: Any = dict(fontsize=5 if columns <= 12 else 4, va='bottom')
             look: Any = dict(cmap=colors.cmap, norm=colors.norm)
             if under is not None:
                 draw_image(ax, 0.45 + 0.55 * under.mean(-1), extent, grid, None, cmap='gray', vmin=0., vmax=1.)
-                look = dict(cmap=ListedColormap([RED]), alpha=colors.norm(image).data)
+                look = dict(cmap=ListedColormap([RED]), alpha=np.asarray(colors.norm(image)))
             draw_image(ax, image, extent, grid, mark, **look)
             if orders:
                 largest, (color, marker) = float(row[head].nan_to_num(0.).max()), head_style(head)
@@ -138,20 +141,20 @@ def draw_rows(
                 ax.text(column + side, top, share, ha='right', color='0.25', **above)
             else:
                 ax.text(column + side / 2, top, str(head), ha='center', **above)
-    left = 0.055 * max(map(len, names)) / panel_width(rows)  # for the names
-    ax.set(xlim=(-left, columns), ylim=(len(rows) * (ratio + head_line), 0.), aspect='equal')
+    left, bottom = -LETTER * max(map(len, names)) / inches, len(rows) * (ratio + head_line)
+    ax.set(xlim=(left, columns), ylim=(bottom, 0.), aspect='equal')
     ax.axis('off')
     figure.colorbar(colors, ax=ax, location='bottom', shrink=0.5, aspect=50, pad=0.01).set_label(label, fontsize=6)
 
 
-def panel_width(rows: Sequence[torch.Tensor]) -> float:
+def panel_width(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
     """Inches for a panel of :func:`draw_rows` and the gap to the next one."""
-    return min(4.9 / max(map(len, rows)), 0.75)
+    return min((TEXT_WIDTH - 0.1 - LETTER * max(map(len, names))) / max(map(len, rows)), 0.75)
 
 
-def rows_height(rows: Sequence[torch.Tensor]) -> float:
+def rows_height(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
     """Inches for the rows of :func:`draw_rows` with their colour bar."""
-    return len(rows) * (panel_width(rows) * rows[0].shape[-2] / rows[0].shape[-1] + 0.12) + 0.5
+    return len(rows) * (panel_width(rows, names) * rows[0].shape[-2] / rows[0].shape[-1] + HEAD_LINE) + 0.45
 
 
 def draw_maps(
@@ -169,11 +172,12 @@ def draw_maps(
 
     The picture, shape (height, width, 3), stands above them, or under each of them as well (``over``).
     """
-    largest = max(float(row.nan_to_num(0.).max()) for row in rows) or 1.
-    norm = PowerNorm(0.5, 0., most or largest, clip=True)  # the root shows small shares too
+    top_value = most or max(float(row.nan_to_num(0.).max()) for row in rows) or 1.
+    norm = PowerNorm(0.5, 0., top_value, clip=True)  # the root shows small shares too
     cmap = LinearSegmentedColormap.from_list('over', ['white', RED]) if over else colormaps[MAP_COLORS]
     colors = ScalarMappable(norm, cmap.with_extremes(bad='0.8'))
-    body = rows_height(rows)
+    names = [f'layer {number}' for number in range(len(rows))]
+    body = rows_height(rows, names)
     figure = titled_figure(body + (0. if picture is None else 1.), title, f'{small}{SCALE}', net)
     *tops, ax = figure.subplots(2, 1, height_ratios=(1., body)) if picture is not None else [figure.subplots()]
     for top in tops:
@@ -183,9 +187,8 @@ def draw_maps(
     label = 'attention, square-root scale of colours, the same for all panels'
     if most is not None:
         label += f'; the largest {100 * (1 - COVERED):.0f} % share its end'
-    names = [f'layer {number}' for number in range(len(rows))]
     draw_rows(figure, ax, rows, names, colors, label, orders, mark, picture if over else None)
-    figure.axes[-1].set_xticks(ticks := [part * norm.vmax for part in (0., 1 / 16, 1 / 4, 9 / 16, 1.)],
+    figure.axes[-1].set_xticks(ticks := [part * top_value for part in (0., 1 / 16, 1 / 4, 9 / 16, 1.)],
                                [f'{tick:.2g}' for tick in ticks])
     return figure
 

@@ -76,7 +76,9 @@ def figure_statistics(
     axes = figure.subplots(2, 3, sharex=True)
     numbers = [layer.layer for layer in layers]
     residual_axes, *others = axes.flat
-    residual_axes.plot(numbers, [layer.residual for layer in layers], color='black', marker='o', label='residual, coefficients free at each query')
+    residual_axes.plot(
+        numbers, [layer.residual for layer in layers], color='black', marker='o',
+        label='residual, coefficients free at each query')
     residual_axes.plot(
         numbers, [layer.shared_residual for layer in layers], color='black', marker='s', markerfacecolor='white',
         label='residual, one set of coefficients for all queries')
