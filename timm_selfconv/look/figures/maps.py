@@ -92,11 +92,17 @@ def by_locality(maps: torch.Tensor, query: Optional[Tuple[int, int]] = None) -> 
     return mean_distance(maps)[:, i, j].argsort(stable=True).tolist()
 
 
-def draw_image(ax: Axes, image: Any, extent: Tuple[float, float, float, float], grid: Grid, mark: Optional[Grid],
-               **kwargs: Any) -> None:
+def draw_image(
+        ax: Axes,
+        image: Any,
+        extent: Tuple[float, float, float, float],
+        grid: Grid,
+        mark: Optional[Grid],
+        **kwargs: Any,
+) -> None:
     """An image in a thin frame between left, right, bottom and top, with one pixel of a grid framed (``mark``)."""
     left, right, bottom, top = extent
-    ax.imshow(image, extent=extent, interpolation='nearest', **kwargs)
+    ax.imshow(np.asarray(image), extent=extent, interpolation='nearest', **kwargs)
     ax.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor='0.55', linewidth=0.3))
     if mark is not None:
         (i, j), h, w = mark, (bottom - top) / grid[0], (right - left) / grid[1]
