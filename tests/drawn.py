@@ -12,7 +12,7 @@ def random_maps(*shape):
 
 def panels(figure):
     """Images that a figure shows, in the order they were drawn, but for colour bars."""
-    return [np.asarray(ax.images[0].get_array()) for ax in figure.axes if ax.images]
+    return [np.asarray(image.get_array()) for ax in figure.axes for image in ax.images]
 
 
 def texts(figure):

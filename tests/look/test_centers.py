@@ -127,7 +127,7 @@ def test_drawn_lines_are_around_the_pixels_of_the_region():
                 assert inside == bool(attention[i, j] >= figures.density_level(attention, 0.5))
                 held += float(attention[i, j]) if inside else 0.
         assert held >= 0.5
-        assert attention[int(dot[1]) + 3, int(dot[0]) + 1] == attention.max()
+        assert attention[round(dot[1]) + 3, round(dot[0]) + 1] == attention.max()
 
 
 def save_checkpoint(net, folder, epoch, name=None):

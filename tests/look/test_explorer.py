@@ -2,6 +2,7 @@
 import base64
 import io
 import json
+import math
 import re
 import zlib
 
@@ -13,12 +14,12 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import timm_selfconv
-from timm_selfconv.look import explorer
 from timm_selfconv.look.attention_maps import footprint_weights
 from timm_selfconv.data import preprocess
-from timm_selfconv.look.explorer import LEVELS, explorer_page, pack, pack_maps, quantise, \
-    shared_bytes
+from timm_selfconv.look.explorer import explorer_page, pack, quantise
 from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.theory import position_blobs
+from timm_selfconv.weights.history import write_history
 
 SMALL = dict(embed_dim=16, mlp_dim=8, depth=2, num_heads=3, img_size=(16, 24))
 MAPS = """async ([view, mean, image, query]) => {
@@ -155,7 +156,7 @@ def test_pointer_keys_clicks_and_permalink(open_page):
     page.get_by_label('Average over the pictures').check()
     page.get_by_label('Sort by distance').check()
     page.wait_for_timeout(500)
-    page.get_by_text('Each tile by itself').click()
+    page.get_by_text('Per-tile scale').click()
     page.wait_for_timeout(300)
     assert 'sort=1' in page.evaluate('location.hash')
     assert 'row 1, column 5' in page.locator('output').nth(1).text_content()
@@ -177,9 +178,9 @@ def test_pointer_keys_clicks_and_permalink(open_page):
 
 def test_a_link_of_nonsense_changes_nothing(open_page):
     page = open_page(explorer_page({'net': create('sa_learned_cifar')}, PICTURES),
-                     hash='image=7&at=2,x&view=nothing&heads=9.9&sort=')
+                     hash='image=7&at=2,x&view=nothing&heads=9.9&sort=&epoch=3')
     assert page.evaluate('state') == dict(
-        image=0, at=[0.5, 0.5], view='all', scale='all', mean=False, sort=False, heads=[None])
+        image=0, at=[0.5, 0.5], view='all', scale='all', mean=False, sort=False, heads=[None], epoch=None)
 
 
 COLOURS = """() => { const { atlas, net } = panels[0];
@@ -202,7 +203,7 @@ def test_one_scale_for_all_tiles_or_one_for_each(open_page):
     low, high = (0x44, 0x01, 0x54), (0x47, 0x2d, 0x7b)
     assert flat[:3] == pytest.approx([a + (b - a) * place for a, b in zip(low, high)], abs=2)
     assert page.locator('.scale span').all_text_contents() == ['0', '0.25', '1']
-    page.get_by_text('Each tile by itself').click()
+    page.get_by_text('Per-tile scale').click()
     page.wait_for_timeout(200)
     assert page.evaluate(COLOURS) == [yellow, yellow]
 
@@ -229,19 +230,125 @@ def test_link_and_picture_of_the_view(open_page):
     page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES), hash='heads=1.2&at=0.3,0.3',
                      permissions=['clipboard-read', 'clipboard-write'])
     page.get_by_text('Copy link').click()
-    page.get_by_text('Copied').wait_for()
-    link = page.evaluate('navigator.clipboard.readText()')
-    assert link.startswith('file://') and 'heads=1.2' in link and 'at=0.3000%2C0.3000' in link
+    page.get_by_text('Copied', exact=True).wait_for()
+    link = page.evaluate('navigator.clipboard.readText()')  # an address on this device is of no use to others
+    assert link.startswith('#image=0') and 'heads=1.2' in link and 'at=0.3000%2C0.3000' in link
+    assert 'only the view was copied' in page.locator('#status').text_content()
     with page.expect_download() as download:
         page.get_by_text('Save PNG').click()
     assert download.value.suggested_filename == 'attention.png'
     saved = Image.open(download.value.path()).convert('RGB')
-    main = page.locator('main').bounding_box()
-    assert saved.size == pytest.approx((2 * main['width'], 2 * main['height']), abs=2)
-    for tile in page.locator('.tile div').all():  # every map is where it is on the page, and no flat patch
-        box = tile.bounding_box()
-        left, top = 2 * (box['x'] - main['x']), 2 * (box['y'] - main['y'])
+    page.evaluate('document.getElementById("view").classList.add("still")')  # as it was painted, title and scale too
+    view = page.locator('#view').bounding_box()
+    assert page.locator('#mode').text_content() == 'picture 0, shared scale'
+    assert saved.size == pytest.approx((2 * view['width'] + 64, 2 * view['height'] + 64), abs=2)
+    for place in page.locator('#caption strong, #mode, .scale canvas, .tile div').all():  # in place, and no flat patch
+        box = place.bounding_box()
+        left, top = 2 * (box['x'] - view['x']) + 32, 2 * (box['y'] - view['y']) + 32
         assert len(saved.crop((left, top, left + 2 * box['width'], top + 2 * box['height'])).getcolors(1 << 16)) > 3
+
+
+def test_averages_show_no_single_pictures_classes(open_page):
+    page = open_page(explorer_page({'net': create('sa_learned_content_cifar')}, PICTURES), hash='mean=1')
+    assert not page.locator('.classes').is_visible() and 'Mean over 2 pictures' in page.locator('output').text_content()
+    shown = page.evaluate("""async () => {
+        const image = document.querySelector('.stage img'), canvas = document.createElement('canvas');
+        await image.decode();
+        [canvas.width, canvas.height] = [24, 16];
+        canvas.getContext('2d').drawImage(image, 0, 0);
+        return Array.from(canvas.getContext('2d').getImageData(0, 0, 24, 16).data);
+    }""")
+    expected = np.mean([np.asarray(image, float) for image in PICTURES.values()], axis=0)
+    np.testing.assert_allclose(np.reshape(shown, (16, 24, 4))[..., :3], expected, atol=1)
+    page.get_by_label('Average over the pictures').uncheck()
+    assert page.locator('.classes').is_visible()
+
+
+def test_wide_heads_show_over_the_picture(open_page):
+    """A head that looks everywhere alike, dark in its tile beside a sharp one, takes its own scale over the picture."""
+    model = create('sa_quadratic_cifar', depth=1, num_heads=2)
+    with torch.no_grad():
+        model.blocks[0].attn.encoding.centers.zero_()
+        model.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.]))
+    page = open_page(explorer_page({'net': model}, PICTURES), hash='heads=0.1')
+    page.get_by_text('scaled to its own largest value').wait_for()
+    pixels = page.evaluate('Array.from(panels[0].chosenAtlas.image.data)')
+    assert [pixels[i::4][0] for i in range(3)] == [0xfd, 0xe7, 0x25] and 100 < pixels[3] < 230
+
+
+def test_no_empty_group(open_page):
+    page = open_page(explorer_page({'net': create_san('san_patchwise_cifar')}, {'one': picture(0)}))
+    for group in page.locator('fieldset').all():
+        assert group.is_visible() == (group.locator('legend').text_content() == 'Colours')
+
+
+def write_run(folder, model, grid, epochs):
+    """A run in which a net's centres go one pixel down and its spreads shrink with each epoch."""
+    rows = []
+    for epoch in range(epochs + 1):
+        heads = [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
+            layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(model, grid)]
+        rows.append(dict(epochs=epoch, heads=heads, eval_top1=90. if epoch == epochs else None))
+        if epoch:
+            rows[-1]['train_loss'] = 9 / epoch
+        with torch.no_grad():
+            for block in model.blocks:
+                block.attn.encoding.centers[:, 0] += 1
+    write_history(folder / 'history.json', 'net', list(grid), rows)
+
+
+ELLIPSES = """epoch => {
+    const calls = [], Context = CanvasRenderingContext2D.prototype, plain = Context.ellipse;
+    Context.ellipse = function (...args) { calls.push(args); };
+    Object.assign(state, { epoch });
+    panels[0].film.draw();
+    Context.ellipse = plain;
+    const { canvas } = panels[0].film.screens[0], unit = canvas.width / 14;
+    return calls.map(([x, y, a, b, angle]) => [y / unit - 5.5, x / unit - 7.5, a / unit, b / unit, angle]);
+}"""
+
+
+def test_the_film_shows_where_the_heads_were_after_each_epoch(open_page, tmp_path):
+    model = create('sa_quadratic_gen_cifar')
+    write_run(tmp_path, model, (8, 12), 90)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.encoding.centers[:, 0] -= 91  # back to the start
+    blobs = position_blobs(model, (8, 12))
+    page = open_page(explorer_page({'net': model}, PICTURES, runs=[tmp_path]), hash='epoch=1', reduced_motion='reduce')
+    words, slider = page.locator('.film header p'), page.locator('.film input')
+    assert words.text_content() == 'after epoch 1 of 90, training loss 9.00' and slider.input_value() == '1'
+    for epoch in (0, 0.5, 2, 90):
+        drawn = page.evaluate(ELLIPSES, epoch)
+        expected = [(c, cov) for b in blobs for c, cov in zip(b.centers, b.covariances)]
+        for (row, col, long, short, angle), (center, covariance) in zip(drawn, expected, strict=True):
+            assert (row, col) == pytest.approx((center[0].item() + epoch, center[1].item()), abs=1e-3)
+            axes = torch.tensor([[math.sin(angle), math.cos(angle)], [math.cos(angle), -math.sin(angle)]]).double()
+            spread = axes.T @ torch.diag(torch.tensor([long, short]).double() ** 2 / (2 * math.log(2))) @ axes
+            torch.testing.assert_close(spread, covariance, rtol=1e-3, atol=1e-4)
+
+    slider.focus()
+    page.keyboard.press('ArrowLeft')
+    assert page.evaluate('state.epoch') == 89
+    page.keyboard.press('Home')
+    page.get_by_text('untrained, before 90 epochs').wait_for()
+    page.keyboard.press('Space')
+    page.wait_for_timeout(600)
+    assert page.evaluate('state.epoch > 0 && Number.isInteger(state.epoch)')  # for who asks for less motion
+    page.get_by_text('Pause').click()
+    assert page.evaluate('[player, state.epoch < 90]') == [0, True] and page.get_by_text('Play').is_visible()
+    slider.press('End')
+    page.get_by_text('after epoch 90 of 90, training loss 0.10, 90.0 % of the validation images right').wait_for()
+    page.wait_for_timeout(400)
+    assert 'epoch=90' in page.evaluate('location.hash')
+
+
+def test_the_film_of_another_net_is_refused(tmp_path):
+    write_run(tmp_path, create('sa_quadratic_cifar', num_heads=2), (8, 12), 1)
+    with pytest.raises(ValueError, match='is of a net with other heads or another grid'):
+        explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES, runs=[tmp_path])
+    page = explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES, runs=['resnet_tiny_cifar'])
+    assert '"film": null' in page  # none ships
 
 
 @pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'san_patchwise_cifar'])
@@ -273,18 +380,22 @@ def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
         for i in range(1, 11):
             finger.send('Input.dispatchTouchEvent', dict(type='touchMove', touchPoints=[dict(x=x, y=y + dy * i / 10)]))
         finger.send('Input.dispatchTouchEvent', dict(type='touchEnd', touchPoints=[]))
-        page.wait_for_timeout(300)
+        page.wait_for_timeout(700)
 
     stage, tile = page.locator('.stage'), page.locator('.tile div')
     assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
+    assert page.get_by_text('tap a tile').is_visible() and not page.get_by_text('click a tile').is_visible()
     assert stage.bounding_box()['width'] < 160
-    assert tile.nth(18).bounding_box()['y'] < 700  # three layers at least
-    box = tile.nth(13).bounding_box()
-    swipe(box['x'], box['y'], -200)
+    boxes = [each.bounding_box() for each in page.locator('.tile').all()]
+    assert all(min(box['width'], box['height']) >= 44 for box in boxes)
+    assert page.get_by_text('Per-tile scale').bounding_box()['y'] < tile.first.bounding_box()['y']  # choices above maps
+    assert tile.nth(5).bounding_box()['y'] < 700  # the whole first layer
+    box = tile.nth(5).bounding_box()
+    swipe(box['x'], box['y'], -280)
     scrolled = page.evaluate('scrollY')
     assert scrolled > 100
     box = stage.bounding_box()
-    assert 0 <= box['y'] < 20 and box['y'] + box['height'] < tile.nth(53).bounding_box()['y'] < 700
+    assert 0 <= box['y'] < 20 and box['y'] + box['height'] < 300
     before = page.evaluate('state.at')
     swipe(box['x'] + 20, box['y'] + 20, 80)
     assert page.evaluate('scrollY') == scrolled and page.evaluate('state.at[0]') > before[0] + 0.1
@@ -315,33 +426,6 @@ def test_what_the_user_names_is_text(open_page):
     assert page.locator('h2').text_content() == evil
     assert page.locator('#pictures input').get_attribute('aria-label') == evil
     assert page.locator('script').count() == 2 and page.locator('img[src=x]').count() == 0
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.floats(0, 60), st.integers(0, 2 ** 31))
-def test_one_byte_serves_two_maps(heads, height, width, gain, seed):
-    """What the page does with the bytes, in float64: both maps are right to a step of their largest probability."""
-    generator = torch.Generator().manual_seed(seed)
-    size = height * width
-    content = gain * torch.randn(2, heads, size, size, generator=generator).double()
-    rows = gain * torch.randn(2, heads, size, height, generator=generator).double()
-    cols = gain * torch.randn(2, heads, size, width, generator=generator).double()
-    bias = (rows[..., :, None] + cols[..., None, :]).flatten(-2)
-    packed = pack_maps(shared_bytes(content, bias, (height, width)))
-    step = 1 / packed['levels']
-
-    def unpack(name, dtype, *shape):
-        array = np.frombuffer(zlib.decompress(base64.b64decode(packed[name])), dtype)
-        return torch.from_numpy(array.astype(np.float64)).view(shape)
-
-    larger = unpack('larger', 'u1', 2, heads, size, size) * step
-    peaks = unpack('peaks', '<f4', 2, 2, heads, size)[..., None]
-    scores = unpack('rows', '<i4', 2, heads, size, height, 1) + unpack('cols', '<i4', 2, heads, size, 1, width)
-    scores = scores.flatten(-2) * step / 3
-    for sign, peak, expected in ((1, peaks[0], content + bias), (-1, peaks[1], content)):
-        error = larger * (sign * scores).clamp(max=0).exp() * peak - expected.softmax(-1)
-        assert (error.abs() <= step * peak + 1e-6).all()
-    assert ((scores.softmax(-1) - bias.softmax(-1)).abs() <= step * bias.softmax(-1).amax(-1, keepdim=True)).all()
 
 
 @settings(max_examples=50)
@@ -377,16 +461,6 @@ def test_offset_tables(name, grid):
                     zero = rows[:, grid[0] - 1] + cols[:, grid[1] - 1]
                     torch.testing.assert_close(
                         score - zero, expected[:, q1, q2, k1, k2] - expected[:, q1, q2, q1, q2], atol=1e-3, rtol=1e-4)
-
-
-def test_steps_grow_until_the_page_fits(monkeypatch):
-    parts = dict(larger=torch.rand(1, 1, 256, 256, generator=torch.Generator().manual_seed(0)),
-                 peaks=torch.rand(1, 1, 1, 256))  # noise, which nothing compresses
-    assert pack_maps(parts)['levels'] == LEVELS[0]  # a small page needs no thrift
-    monkeypatch.setattr(explorer, 'ENTRIES', 256 ** 2)
-    packed = pack_maps(parts)
-    assert packed['levels'] < LEVELS[0]
-    assert sum(len(text) for text in packed.values() if isinstance(text, str)) * 3 / 4 <= 0.61 * 256 ** 2
 
 
 def test_sizes():

@@ -3,6 +3,7 @@ import importlib
 import math
 import re
 import sys
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 import timm
 import torch
 from matplotlib._pylab_helpers import Gcf
+from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
+from matplotlib.transforms import Bbox
 
 from drawn import SMALL, panels, quadratic_net, random_maps, texts
-from timm_selfconv.look import attention_maps as maps_module
-from timm_selfconv.look import figures
+from timm_selfconv.look import attention_maps as maps_module, explorer, figures
 from timm_selfconv.theory import Blobs, encoding_blobs
 from timm_selfconv.look.figures import style
 from timm_selfconv.look.heads import report_maps
@@ -66,9 +68,17 @@ def test_the_most_local_head_comes_first():
     figure = figures.figure_query([maps], window=3)
     drawn = panels(figure)
     assert drawn[0][1, 1] == 1. and drawn[1][1, 2] == 1. and drawn[2].sum() == 0.
-    labels = [ax.texts[0].get_text() for ax in figure.axes if ax.images]
-    assert labels == ['1', '2', '0']
-    assert [ax.texts[1].get_text() for ax in figure.axes if ax.images] == ['1.00', '1.00', '.000']
+    labels = [text.get_text() for text in figure.axes[0].texts]
+    assert labels == ['layer 0', '1', '1.00', '2', '1.00', '0', '.000']
+
+
+def framed(ax):
+    """Row and column of each image's framed pixel, on a grid of 3 x 4; every other rectangle is the image's frame."""
+    for image, mark in zip(ax.images, ax.patches[1::2], strict=True):
+        left, right, bottom, top = image.get_extent()
+        assert mark.get_width() == pytest.approx((right - left) / 4)
+        assert mark.get_height() == pytest.approx((bottom - top) / 3)
+        yield round(3 * (mark.get_y() - top) / (bottom - top), 6), round(4 * (mark.get_x() - left) / (right - left), 6)
 
 
 def test_query_figures_frame_the_query_in_maps_and_picture():
@@ -80,9 +90,8 @@ def test_query_figures_frame_the_query_in_maps_and_picture():
     np.testing.assert_array_equal(shown, picture)
     for image, expected in zip(drawn, [*maps[0], *maps[1]], strict=True):
         np.testing.assert_array_equal(image, expected[2, 1])
-    for ax in figure.axes[:6]:
-        frame, = (p for p in ax.patches if isinstance(p, Rectangle))
-        assert frame.get_xy() == (0.5, 1.5) and ax.images[0].get_extent() == [-0.5, 3.5, 2.5, -0.5]
+    top, ax, _ = figure.axes
+    assert set(framed(top)) == set(framed(ax)) == {(2, 1)}
     assert 'row 2, column 1' in texts(figure)[0]
 
 
@@ -91,11 +100,13 @@ def test_all_panels_have_one_scale():
     torch.manual_seed(0)
     maps = [random_maps(2, 3, 4, 3, 4), torch.full((1, 3, 4, 3, 4), 1 / 12)]
     most = max(layer[:, 1, 2].max().item() for layer in maps)
-    *axes, bar = figures.figure_query(maps).axes
-    for ax, layer in zip(axes, torch.cat(maps), strict=True):
-        assert ax.images[0].get_clim() == (0., pytest.approx(most))
-        assert ax.images[0].get_cmap().name == 'viridis'  # as in the explorer
-        assert float(ax.texts[1].get_text()) == pytest.approx(layer[1, 2].max().item(), abs=0.006)
+    ax, bar = figures.figure_query(maps).axes
+    shares = [text.get_text() for text in ax.texts if '.' in text.get_text()]
+    for image, share, layer in zip(ax.images, shares, torch.cat(maps), strict=True):
+        assert image.get_clim() == (0., pytest.approx(most))
+        assert image.get_cmap().name == 'viridis'  # as in the explorer
+        assert float(share) == pytest.approx(layer[1, 2].max().item(), abs=0.006)
+    assert 'square-root scale' in bar.get_xlabel()
     assert bar.get_xlim() == (0., pytest.approx(most))
     assert [label.get_text() for label in bar.get_xticklabels()][::4] == ['0', f'{most:.2g}']
 
@@ -107,12 +118,20 @@ def test_maps_over_the_picture_let_it_through_where_nobody_looks():
     top, ax, _ = figures.figure_query([maps], (1, 2), picture=picture, over=True).axes
     np.testing.assert_array_equal(top.images[0].get_array(), picture)
     grey, over = ax.images
-    np.testing.assert_allclose(grey.get_array(), picture.mean(-1))
+    np.testing.assert_allclose(grey.get_array(), 0.45 + 0.55 * picture.mean(-1), rtol=1e-6)  # light, to be read through
     assert grey.get_extent() == over.get_extent()
-    np.testing.assert_allclose(over.get_alpha(), 0.9 * maps[0, 1, 2])
-    for axes in (top, ax):
-        frame, = (p for p in axes.patches if isinstance(p, Rectangle))
-        assert frame.get_xy() == (1.5, 0.5)
+    np.testing.assert_allclose(over.get_alpha(), maps[0, 1, 2])
+    marks = [patch for patch in ax.patches if patch.get_width() == pytest.approx(0.95 / 4)]
+    assert [mark.get_x() for mark in marks] == [pytest.approx(0.95 / 2)]
+
+
+def test_one_corner_does_not_darken_an_average():
+    maps = torch.full((9, 5, 5, 5, 5), 1 / 25)
+    maps[0, ..., 0, 0] = 0.9
+    figure = figures.figure_average([maps])
+    assert all(image.get_clim() == (0., pytest.approx(1 / 25)) for image in figure.axes[0].images)
+    assert 'the largest 1 % share its end' in figure.axes[1].get_xlabel()
+    assert '.90' in [text.get_text() for text in figure.axes[0].texts]
 
 
 @pytest.mark.parametrize('heads', [9, 16])
@@ -122,25 +141,41 @@ def test_heads_differ_and_panels_do_not_overlap(heads):
         style.head_style(45)
     maps = [random_maps(heads, 4, 4, 4, 4)] * 2
     figure = figures.figure_query(maps)
-    boxes = [ax.get_position() for ax in figure.axes]
-    assert len(boxes) == 2 * heads + 1
+    boxes = [Bbox.from_extents(left, top, right, bottom) for left, right, bottom, top in (
+        image.get_extent() for image in figure.axes[0].images)]
+    assert len(boxes) == 2 * heads
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    assert all(0 <= box.x0 and box.x1 <= 1 and 0 <= box.y0 and box.y1 <= 1 for box in boxes)
 
 
-@pytest.mark.parametrize('heads', [3, 9, 11, 16])
-def test_legends_name_every_head_row_by_row(heads):
-    figure = figures.figure_centers([Blobs(torch.zeros(heads, 2), torch.eye(2).expand(heads, 2, 2))], (8, 8))
-    legend, = figure.legends
-    drawn = {
-        text.get_text(): (line.get_color(), line.get_marker())
-        for text, line in zip(legend.get_texts(), legend.legend_handles)}
-    assert drawn == {f'head {head}': style.head_style(head) for head in range(heads)}
+def contrast(color, background):
+    """Of WCAG 2.1."""
+    lights = []
+    for rgb in (to_rgb(color), to_rgb(background)):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    return max(lights) / min(lights)
+
+
+@pytest.mark.parametrize('heads', [3, 11])
+def test_every_dot_has_its_heads_number_in_colours_that_show(heads):
+    centers = torch.arange(2. * heads).view(heads, 2) / heads
+    ax, = figures.figure_centers([Blobs(centers, torch.eye(2).expand(heads, 2, 2))], (8, 8)).axes
+    grid, = (patch for patch in ax.patches if isinstance(patch, Rectangle))
+    for head, (number, dot) in enumerate(zip(ax.texts, ax.lines[1:], strict=True)):
+        assert number.get_text() == str(head) and number.xy == (dot.get_xdata()[0], dot.get_ydata()[0])
+        assert (dot.get_color(), dot.get_marker()) == style.head_style(head)
+        assert contrast(dot.get_color(), grid.get_facecolor()) > 3
+    page = (Path(explorer.__file__).parent / 'page' / 'film.js').read_text()
+    assert re.findall(r"'(#\w{6})'", page)[:9] == [style.head_style(head)[0] for head in range(9)]
+
+
+def test_titles_stay_on_the_figure():
+    figure = figures.figure_query([random_maps(2, 4, 4, 4, 4)], small='a remark; ' * 20, net='a long name ' * 20)
     figure.draw_without_rendering()
-    places = {text.get_text(): text.get_window_extent() for text in legend.get_texts()}
-    for head in range(1, heads):
-        here, before = places[f'head {head}'], places[f'head {head - 1}']
-        assert here.x0 > before.x1 or here.y1 < before.y0  # to the right, or in the next row
+    for text in figure.texts:
+        assert figure.bbox.containsx(text.get_window_extent().x0) and figure.bbox.containsx(text.get_window_extent().x1)
+    below = figure.texts[1].get_window_extent().y0
+    assert all(ax.get_tightbbox().y1 <= below + 1 for ax in figure.axes)
 
 
 # footprints, curves, statistics
@@ -158,18 +193,19 @@ def test_footprints_are_drawn_about_their_neutral_weight():
     low, high = figures.figure_footprints([pairwise]).axes[0].images[0].get_clim()
     assert (low + high) / 2 == pytest.approx(1 / 9)
     many = figures.figure_footprints([torch.randn(32, 3, 3)])
-    assert len(panels(many)) == 16 and 'the first 16' in texts(many)[2]
+    assert len(panels(many)) == 16 and 'the first 16' in texts(many)[1]
 
 
 def test_rows_of_one_shared_block_have_one_colour():
     weights = [torch.randn(2, 3, 3)] * 4
     names = ['pass 0, block 0', 'pass 0, block 1', 'pass 1, block 0', 'pass 1, block 1']
     figure = figures.figure_footprints(weights, names)
-    assert texts(figure)[3:] == names and 'one shared block' in texts(figure)[1]
-    colors = [patch.get_facecolor() for patch in figure.patches if patch is not figure.patch]
+    ax = figure.axes[0]
+    assert [text.get_text() for text in ax.texts][::3] == names and 'one shared block' in texts(figure)[1]
+    colors = [line.get_color() for line in ax.lines]
     assert colors == colors[:2] * 2 and colors[0] != colors[1]
     plain = figures.figure_footprints(weights)
-    assert texts(plain)[3] == 'bottleneck 0' and 'shared' not in texts(plain)[1]
+    assert plain.axes[0].texts[0].get_text() == 'bottleneck 0' and 'shared' not in texts(plain)[1]
 
 
 def write_summary(folder, rows):

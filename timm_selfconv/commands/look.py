@@ -229,6 +229,8 @@ def run_explore(args: Namespace) -> None:
     page = explorer_page(
         dict(zip(distinct_names(names), [create_model(*source, args.seed) for source in sources])),
         dict(zip(distinct_names([image.name for image in args.images]), pictures)),
-        args.labels, [net_caption(*source) for source in sources]).encode()
+        args.labels, [net_caption(*source) for source in sources],
+        [Path(checkpoint).parent if checkpoint else None if args.untrained else name
+         for name, checkpoint, _ in sources]).encode()
     write_new(args.output, page)
     print(f'{args.output}: {len(page) / 1e6:.1f} MB, open it in a browser')

@@ -2,12 +2,13 @@
 
 The page draws any query's maps of all heads from what this module packs into it:
 
-- Attention that knows positions alone scores by offset. The score of offset ``(d1, d2)`` is ``rows[d1] + cols[d2] +
-  cross d1 d2`` (the last only for a full precision), so a head takes two tables and one number, at float32.
-- Attention that looks at content takes a byte for every query and key. Where a net has terms of both kinds, one byte
-  serves two maps, that of all terms, P, and that of the content terms alone, C: it holds the larger of ``P / max P``
-  and ``C / max C``. Their ratio is the exponential of what the other terms score, rows plus columns, which are carried
-  too, and which make the third map. Every map is right to one step, ``1 / levels`` of its largest probability.
+- Attention by position only scores by offset. The score of offset ``(d1, d2)`` is ``rows[d1] + cols[d2] +
+  cross d1 d2`` (the last only for a full precision), so a head takes two tables and one number, in float64.
+- Attention that looks at content takes a byte for every query and key: the probability in parts of the map's largest,
+  right to one step, ``1 / LEVELS`` of it. Where a net has terms of both kinds there are three maps: of all terms, of
+  those that know offsets, and of those that look at keys.
+
+Where the history of the net's training is at hand, it holds where every head looked after each epoch, too.
 """
 import base64
 import copy
@@ -17,7 +18,7 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -26,16 +27,15 @@ from tqdm import tqdm
 
 from timm_selfconv.data import class_names, preprocess, to_picture
 from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.weights.history import find_history, read_history
 from .attention_maps import attention_layers, attention_maps, footprint_weights, has_footprints, layer_names, \
     look_into, looks_at_content, private_copy
 
 __all__ = ['explorer_page']
 
 PAGE = Path(__file__).with_name('page')  # explorer.html has slots for the other files, and for what is shown
-SCRIPTS = ('maps.js', 'drawing.js', 'panel.js', 'state.js')
-LEVELS = (255, 127, 63, 47, 31, 23, 15)
-ENTRIES = 4 * 54 * 256 ** 2  # of four CIFAR images' maps in six layers of nine heads, which take a page of 12 MB
-BYTES_AN_ENTRY = 0.61
+SCRIPTS = ('maps.js', 'drawing.js', 'film.js', 'panel.js', 'state.js')
+LEVELS = 127
 MAX_ENTRIES = 2 ** 27
 
 
@@ -55,87 +55,32 @@ def pack(x: torch.Tensor) -> str:
     return base64.b64encode(zlib.compress(array.astype(array.dtype.newbyteorder('<')).tobytes())).decode()
 
 
-def two_map_scores(
-        layer: SelfAttention2d,
-        x: torch.Tensor,
-        key: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """A layer's scores of the terms that look at keys, and of those that know offsets: (B, heads, H W, H W), float64.
-
-    The former are content and key bias, the latter content-position and position; x has shape (B, H, W, dim), and keys
-    are those to meet in the place of its own. All on the CPU: some devices lack float64.
-    """
-    layer = copy.deepcopy(layer).cpu().double()
-    x, key = x.cpu().double(), None if key is None else key.cpu().double()
-    _, _, bias = layer.query_key_bias(x, key)
-    assert bias is not None
-    return layer.scores(x, key) - bias, bias.expand(x.shape[0], -1, -1, -1)
-
-
 def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
     """Whole multiples of a step, rounded, those out of the integer type's range held to it."""
     limits = torch.iinfo(dtype)
     return (x / step).round().clamp(limits.min, limits.max).to(dtype)
 
 
-def split_axes(bias: torch.Tensor, grid: Tuple[int, int]) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Row scores, column scores and the coefficient of ``d1 d2`` whose sum each query's scores are.
+def term_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """A layer's maps of all terms, of those that know offsets and of those that look at keys.
 
-    Of scores of terms that know offsets, shape (..., H W, H W): shapes (..., H W, H), (..., H W, W) and (..., H W).
+    The second are content-position and position, the third content and key bias; x has shape (B, H, W, dim), and keys
+    are those to meet instead of its own.
+
+    Returns:
+        Shape (3, B, heads, H W, H W).
     """
-    height, width = grid
-    bias = bias.unflatten(-1, grid)
-    cross = bias.new_zeros(bias.shape[:-2])
-    if height > 1 and width > 1:
-        cross = bias[..., 1, 1] - bias[..., 1, 0] - bias[..., 0, 1] + bias[..., 0, 0]
-    query = torch.arange(height * width, device=bias.device)
-    d1 = torch.arange(height, device=bias.device) - query[:, None] // width
-    d2 = torch.arange(width, device=bias.device) - query[:, None] % width
-    bias = bias - cross[..., None, None] * d1[:, :, None] * d2[:, None, :]
-    return bias[..., :, 0], bias[..., 0, :] - bias[..., :1, 0], cross
+    scores, (_, _, bias) = layer.scores(x, key), layer.query_key_bias(x, key)
+    assert bias is not None
+    return torch.stack([scores, bias.expand_as(scores), scores - bias]).softmax(-1)
 
 
-def shared_bytes(
-        content: torch.Tensor,
-        bias: torch.Tensor,
-        grid: Tuple[int, int],
-) -> Dict[str, torch.Tensor]:
-    """What the maps of all terms and of the content terms alone have in common, see the module's text.
-
-    Of the scores of :func:`two_map_scores`: the `larger` of both maps in parts of their largest probabilities, those
-    probabilities as `peaks`, (2, B, heads, H W), and `rows`, `cols`, `cross` of :func:`split_axes`, such that the
-    exponential of their sum is the ratio of the first map to the second.
-    """
-    scores = content + bias
-    content_best, best = content.amax(-1, keepdim=True), scores.amax(-1, keepdim=True)
-    rows, cols, cross = split_axes(bias, grid)
+def pack_maps(maps: torch.Tensor) -> Dict[str, Any]:
+    """Maps, shape (views, B, heads, H W, H W), as bytes in parts of each query's largest probability."""
+    peaks = maps.amax(-1).float()
+    parts = maps / peaks.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
     return dict(
-        larger=torch.maximum(content - content_best, scores - best).exp().float(),
-        peaks=torch.stack([scores.softmax(-1).amax(-1), content.softmax(-1).amax(-1)]),
-        rows=rows + content_best - best, cols=cols, cross=cross)
-
-
-def own_bytes(maps: torch.Tensor) -> Dict[str, torch.Tensor]:
-    """The same for nets without such terms: maps, shape (B, heads, H, W, H, W), in parts of their peaks."""
-    maps = maps.flatten(4).flatten(2, 3)
-    peaks = maps.amax(-1)
-    return dict(larger=maps / peaks.clamp(min=torch.finfo(maps.dtype).tiny)[..., None], peaks=peaks[None])
-
-
-def pack_maps(parts: Dict[str, torch.Tensor]) -> Dict[str, Any]:
-    """Pack the parts of :func:`shared_bytes` or :func:`own_bytes`, with the finest step that leaves the page its size.
-
-    A step is one by the number of `levels`, which is returned too, of row and column scores a third of that.
-    """
-    fixed: Dict[str, str] = {name: pack(parts[name].float()) for name in ('peaks', 'cross') if name in parts}
-    for levels in LEVELS:
-        packed = {**fixed, 'larger': pack(quantise(parts['larger'], 1 / levels, torch.uint8))}
-        for name in ('rows', 'cols'):
-            if name in parts:
-                packed[name] = pack(quantise(parts[name], 1 / (3 * levels), torch.int32))
-        if sum(map(len, packed.values())) * 3 / 4 <= BYTES_AN_ENTRY * max(ENTRIES, parts['larger'].numel()):
-            break
-    return dict(packed, levels=levels)
+        views=len(maps), levels=LEVELS, peaks=pack(peaks), parts=pack(quantise(parts, 1 / LEVELS, torch.uint8)))
 
 
 def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
@@ -166,26 +111,24 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
         grid = x.shape[1], x.shape[2]
         return grid, copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # in float64, which some devices lack
 
-    def bytes_of(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Any:
+    def maps_of(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Any:
         grid = x.shape[1], x.shape[2]
-        check_entries(len(x) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
-        return grid, shared_bytes(*two_map_scores(layer, x, key), grid)
+        check_entries(3 * len(x) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
+        return grid, term_maps(layer, x, key)
 
     if not looks_at_content(model):
         grids, parts = zip(*look_into(model, SelfAttention2d, batch[:1], tables))
         packed = {name: pack(torch.cat(heads)) for name, *heads in zip(('rows', 'cols', 'cross'), *parts)}
         return dict(grid=grids[0], heads=[len(rows) for rows, *_ in parts], tables=packed)
     if all(isinstance(m, SelfAttention2d) and m.key is not None and m.relative for m in layers):
-        grids, parts = zip(*look_into(model, SelfAttention2d, batch, bytes_of))
+        grids, maps = zip(*look_into(model, SelfAttention2d, batch, maps_of))
     else:
-        maps = attention_maps(model, batch)
-        check_entries(sum(m.numel() for m in maps))
-        grids, parts = zip(*(((m.shape[2], m.shape[3]), own_bytes(m)) for m in maps))
+        seen = attention_maps(model, batch)
+        check_entries(sum(m.numel() for m in seen))
+        grids, maps = zip(*(((m.shape[2], m.shape[3]), m.flatten(4).flatten(2, 3)[None]) for m in seen))
     if len(set(grids)) > 1:
         raise ValueError(f'model={type(model).__name__}: its layers have grids of several sizes, {sorted(set(grids))}')
-    # heads of all layers side by side
-    joined = {name: torch.cat([p[name] for p in parts], dim=2 if name == 'peaks' else 1) for name in parts[0]}
-    return dict(grid=grids[0], heads=[p['peaks'].shape[2] for p in parts], maps=pack_maps(joined))
+    return dict(grid=grids[0], heads=[m.shape[2] for m in maps], maps=pack_maps(torch.cat(maps, dim=2)))
 
 
 def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
@@ -219,20 +162,42 @@ def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence
     return predictions
 
 
+def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
+    """Where a net's heads looked after each epoch, from its history; None if that follows the image.
+
+    Raises:
+        ValueError: If the file is no history, or that of a net of other heads.
+    """
+    history = read_history(run)
+    rows = history['rows']
+    if any(row['heads'] is None for row in rows):
+        return None
+    counts = [[len(layer) for layer in row['heads']] for row in rows]
+    if history['grid'] != list(grid) or any(count != list(heads) for count in counts):
+        raise ValueError(f'{run}: is of a net with other heads or another grid than {list(heads)} on {list(grid)}')
+    return dict(
+        heads=pack(torch.tensor([[head for layer in row['heads'] for head in layer] for row in rows])),
+        loss=[row.get('train_loss') for row in rows], top1=[row.get('eval_top1') for row in rows])
+
+
 def describe_net(
         name: str,
         model: nn.Module,
         images: Sequence[Image.Image],
         labels: Sequence[str],
         caption: str,
+        run: Optional[Union[str, Path]],
 ) -> Dict[str, Any]:
-    """What the page holds of a net: name, pictures, predictions, attention."""
+    """What the page holds of a net: name, pictures, predictions, attention, film."""
     batch = preprocess(model, images)
     attention = (describe_footprints if has_footprints(model) else describe_attention)(model, batch)
+    history = None if run is None else find_history(run)
     return dict(
         name=name,
         caption=caption,
         **attention,
+        film=None if history is None else describe_film(history, attention['heads'], attention['grid']),
+        average=picture_uri(model, batch.mean(0)),
         layers=[layer.capitalize() for layer in layer_names(model, len(attention['heads']))],
         pictures=[picture_uri(model, image) for image in batch],
         predictions=describe_predictions(model, batch, labels),
@@ -244,8 +209,9 @@ def explorer_page(
         images: Mapping[str, Image.Image],
         labels: Sequence[str] = (),
         captions: Sequence[str] = (),
+        runs: Sequence[Optional[Union[str, Path]]] = (),
 ) -> str:
-    """The explorer of nets and pictures, as one page that needs nothing else.
+    """The explorer of nets and pictures, as a single page that works offline.
 
     Args:
         models: Nets to show side by side, by name, with timm configurations. Zoo nets with :class:`SelfAttention2d` or
@@ -253,23 +219,25 @@ def explorer_page(
         images: Pictures of any size, by name, preprocessed as each net's configuration says.
         labels: True class of each picture, if known.
         captions: A line on each net, such as where its weights are from.
+        runs: Folder of each net's run, or a net whose history may ship, for a film of its training; None for none.
 
     Returns:
         HTML.
 
     Raises:
-        ValueError: If there are no nets or no pictures, not one label per picture or caption per net, or a net has no
-            attention that can be read.
+        ValueError: If there are no nets or no pictures, not one label per picture or caption or run per net, a net
+            has no attention that can be read, or a history is another net's.
     """
     if not models or not images:
         raise ValueError('models and images: needs one of each at least')
-    for argument, given, needed in (('labels', labels, images), ('captions', captions, models)):
+    for argument, given, needed in (
+            ('labels', labels, images), ('captions', captions, models), ('runs', runs, models)):
         if given and len(given) != len(needed):
             raise ValueError(f'{argument}={list(given)}: needs none, or one for each of {list(needed)}')
     named = tqdm(models.items(), unit='net', leave=False, disable=None)
     nets = [
-        describe_net(name, model, list(images.values()), labels, caption)
-        for (name, model), caption in zip(named, captions or [''] * len(models))]
+        describe_net(name, model, list(images.values()), labels, caption, run)
+        for (name, model), caption, run in zip(named, captions or [''] * len(models), runs or [None] * len(models))]
     # inside a script element only "<" can end it
     data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')
     return fill_page(

@@ -55,7 +55,7 @@ def write_repository(
         images = preprocess(model, list(pictures.values()))
         try:
             figures = draw_figures(model, images, list(pictures))
-            page = explorer_page({name: model}, pictures)
+            page = explorer_page({name: model}, pictures, runs=[name])
         except ValueError:  # a convolutional net has no attention to draw
             figures, page = {}, None
     for title, figure in figures.items():

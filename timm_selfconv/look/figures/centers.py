@@ -20,14 +20,14 @@ from timm.models import clean_state_dict
 from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
 from .maps import Grid, check_query
-from .style import TEXT_WIDTH, TITLE_HEIGHT, head_legend, head_style, lay_out, styled, titled_figure
+from .style import TEXT_WIDTH, draw_head, head_style, styled, titled_figure
 
 __all__ = [
     'density_level', 'figure_centers', 'figure_regions', 'figure_training', 'mass_ellipse', 'mass_radius',
     'training_blobs',
 ]
 
-GAUSSIAN = 'solid: 50 % of the Gaussian, dotted: 90 %; hollow: a centre farther away'
+GAUSSIAN = 'numbered dot: centre of a head, hollow if beyond the edge; solid: 50 % of its Gaussian, dotted: 90 %'
 KEY = 'cross: the query; grey: the grid around it'
 CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of the attention, style of its line
 MARGIN = 1.25  # pixels around the grid that show centres outside
@@ -167,14 +167,14 @@ def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Re
     return border
 
 
-def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle) -> None:
-    """One layer: a dot per head, contours of 50 % (solid) and 90 % (dotted), which end at the grid's border.
+def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, size: float = 5) -> None:
+    """One layer: a numbered dot per head, contours of 50 % (solid) and 90 % (dotted), which end at the grid's border.
 
     Of a centre that lies outside the axes a hollow dot stands at their edge.
     """
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances)):
-        color, marker = head_style(head)
+        color, _ = head_style(head)
         row, col = center.tolist()
         for mass, line in CONTOURS:
             long, short, angle = mass_ellipse(covariance, mass)
@@ -184,17 +184,17 @@ def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle) -> None:
             ax.add_patch(ellipse)
             ellipse.set_clip_path(border)
         x, y = min(max(col, left), right), min(max(row, top), bottom)
-        ax.plot(
-            x, y, marker=marker, color=color, linestyle='', markersize=3, zorder=3, clip_on=False,
+        draw_head(
+            ax, x, y, head, size, markersize=size / 2, clip_on=False,
             fillstyle='full' if (x, y) == (col, row) else 'none')
 
 
 def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> None:
-    """One layer's maps of one query, shape (heads, H, W): a line around half of each, a dot on its largest pixel."""
+    """One layer's maps of one query, shape (heads, H, W): a line around half of each, a dot in its largest pixel."""
     fine = 16  # points to a pixel's side, for lines with round corners
     rows, cols = ((torch.arange(fine * (n + 2)) + 0.5) / fine - q - 1.5 for n, q in zip(attention.shape[1:], query))
     for head, image in enumerate(attention):
-        color, marker = head_style(head)
+        color, _ = head_style(head)
         region = torch.nn.functional.pad((image >= density_level(image, 0.5)).cpu().double(), (1, 1, 1, 1))
         region = region.repeat_interleave(fine, 0).repeat_interleave(fine, 1)[None]
         for _ in range(2):
@@ -202,15 +202,16 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> N
         inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels lie side by side
         ax.contour(cols.numpy(), rows.numpy(), region[0].numpy(), [inset], colors=[color], linewidths=0.8)
         row, col = divmod(int(image.argmax()), image.shape[1])
-        ax.plot(col - query[1], row - query[0], marker=marker, color=color, linestyle='', markersize=3, zorder=3)
+        turn = 2 * math.pi * head / len(attention)  # heads of one pixel stand in a ring
+        draw_head(
+            ax, col - query[1] + 0.28 * math.cos(turn), row - query[0] + 0.28 * math.sin(turn), head, markersize=2.5)
 
 
 def layer_panels(layers: int, title: str, small: str, net: str) -> Tuple[Figure, List[Axes]]:
     """A figure with a panel for every layer, three side by side."""
     columns = min(3, layers)
     rows = math.ceil(layers / columns)
-    figure = titled_figure(rows * TEXT_WIDTH / 3 * 0.97 + 0.4 + TITLE_HEIGHT, title, small, net)
-    lay_out(figure)
+    figure = titled_figure(rows * TEXT_WIDTH / 3 * 0.97 + 0.2, title, small, net)
     axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
     for ax in axes[layers:]:
         ax.remove()
@@ -237,7 +238,6 @@ def figure_centers(layers: Sequence[Blobs], grid: Grid, net: str = '') -> Figure
     query = check_query(None, grid)
     for ax, blobs in zip(axes, layers):
         draw_blobs(ax, blobs, draw_grid(ax, grid, query, MARGIN))
-    head_legend(figure, max(len(b.centers) for b in layers))
     return figure
 
 
@@ -263,11 +263,11 @@ def figure_regions(
     i, j = check_query(query, grid)
     figure, axes = layer_panels(
         len(maps), f'Where the heads look from row {i}, column {j}',
-        f'{small}line: around the fewest pixels that hold half of the attention; dot: the largest; {KEY}', net)
+        f'{small}line: around the fewest pixels that hold half of the attention; numbered dot: a head, in its largest '
+        f'pixel; {KEY}', net)
     for ax, layer in zip(axes, maps):
         draw_grid(ax, grid, (i, j), 0.5)
         draw_regions(ax, layer[:, i, j], (i, j))
-    head_legend(figure, max(len(m) for m in maps))
     return figure
 
 
@@ -283,16 +283,14 @@ def figure_training(history: Dict[int, List[Blobs]], grid: Grid, net: str = '') 
     layers = len(next(iter(history.values())))
     side = min(TEXT_WIDTH / len(history), TEXT_WIDTH / 4)
     figure = titled_figure(
-        0.85 * layers * side + 0.4 + TITLE_HEIGHT, 'Where the heads look, over training, offsets in pixels',
+        0.85 * layers * side + 0.2, 'Where the heads look, over training, offsets in pixels',
         f'{GAUSSIAN}; {KEY}', net)
-    lay_out(figure)
     axes = figure.subplots(layers, len(history), squeeze=False, sharex=True, sharey=True)
     query = check_query(None, grid)
     for column, (epochs, blobs) in enumerate(history.items()):
         for row, layer in enumerate(blobs):
-            draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN))
+            draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN), 4)
         axes[0, column].set_title(f'after {epochs} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
     for row in range(layers):
         axes[row, 0].set_ylabel(f'layer {row}')
-    head_legend(figure, max(len(b.centers) for blobs in history.values() for b in blobs))
     return figure

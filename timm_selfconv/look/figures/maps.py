@@ -1,21 +1,27 @@
 """Attention maps, a layer per row and a head per column (paper, Fig. 5 to 10; report, Fig. 3, 4, 8, 20 to 23)."""
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 
 from timm_selfconv.theory import mean_distance
-from .style import MAP_COLORS, TEXT_WIDTH, TITLE_HEIGHT, frameless, head_style, styled, titled_figure
+from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figure
 
-__all__ = ['average_attention', 'by_locality', 'figure_average', 'figure_query', 'query_attention']
+__all__ = [
+    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'query_attention', 'rows_height',
+]
 
 SCALE = 'above each panel: its head, its largest value'
 Grid = Tuple[int, int]
-HALO = [withStroke(linewidth=1.2, foreground='white')]  # a black frame shows on bright pixels, its halo on dark ones
+RED = '#b2182b'  # of maps over a picture, the more the less one sees through
+HEAD_LINE, LETTER = 0.12, 0.055  # inches, of the line above a panel and of a letter of its row's name
+COVERED = 0.99  # share of the pixels whose differences an average's colours show
 
 
 def check_query(query: Optional[Tuple[int, int]], grid: Grid) -> Tuple[int, int]:
@@ -86,83 +92,110 @@ def by_locality(maps: torch.Tensor, query: Optional[Tuple[int, int]] = None) -> 
     return mean_distance(maps)[:, i, j].argsort(stable=True).tolist()
 
 
+def draw_image(
+        ax: Axes,
+        image: Any,
+        extent: Tuple[float, float, float, float],
+        grid: Grid,
+        mark: Optional[Grid],
+        **kwargs: Any,
+) -> None:
+    """An image in a thin frame between left, right, bottom and top, with one pixel of a grid framed (``mark``)."""
+    left, right, bottom, top = extent
+    ax.imshow(np.asarray(image), extent=extent, interpolation='nearest', **kwargs)
+    ax.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor='0.55', linewidth=0.3))
+    if mark is not None:
+        (i, j), h, w = mark, (bottom - top) / grid[0], (right - left) / grid[1]
+        ax.add_patch(Rectangle(
+            (left + j * w, top + i * h), w, h, fill=False, edgecolor='black', linewidth=0.6, path_effects=HALO))
+
+
 def draw_rows(
+        figure: Figure,
+        ax: Axes,
+        rows: Sequence[torch.Tensor],
+        names: Sequence[str],
+        colors: ScalarMappable,
+        label: str,
+        orders: Sequence[Sequence[int]] = (),
+        mark: Optional[Grid] = None,
+        under: Optional[torch.Tensor] = None,
+) -> None:
+    """Images, shape (heads, h, w) per layer, all on one scale of colours, that gets a label.
+
+    Each layer has a row and a name. Of attention ``orders`` say in which order heads are drawn, each with its largest
+    value above it; ``mark`` is a pixel to frame, ``under`` a picture under each map, shape (height, width, 3).
+    """
+    columns, grid, inches = max(map(len, rows)), (rows[0].shape[-2], rows[0].shape[-1]), panel_width(rows, names)
+    side, ratio, head_line = 0.95, grid[0] / grid[1], HEAD_LINE / inches
+    for number, (row, name) in enumerate(zip(rows, names)):
+        top = number * (ratio + head_line) + head_line
+        ax.text(-0.12, top + ratio / 2, name, ha='right', va='center')
+        for column, head in enumerate(orders[number] if orders else range(len(row))):
+            image, extent = row[head].numpy(), (column, column + side, top + side * ratio, top)
+            above: Any = dict(fontsize=5 if columns <= 12 else 4, va='bottom')
+            look: Any = dict(cmap=colors.cmap, norm=colors.norm)
+            if under is not None:
+                draw_image(ax, 0.45 + 0.55 * under.mean(-1), extent, grid, None, cmap='gray', vmin=0., vmax=1.)
+                look = dict(cmap=ListedColormap([RED]), alpha=np.asarray(colors.norm(image)))
+            draw_image(ax, image, extent, grid, mark, **look)
+            if orders:
+                largest, (color, marker) = float(row[head].nan_to_num(0.).max()), head_style(head)
+                share = f'{largest:.{2 if largest >= 0.095 else 3}f}'.lstrip('0')
+                ax.plot(column + 0.05, top - 0.3 * head_line, color=color, marker=marker, markersize=3)
+                ax.text(column + 0.12, top, str(head), weight='bold', **above)
+                ax.text(column + side, top, share, ha='right', color='0.25', **above)
+            else:
+                ax.text(column + side / 2, top, str(head), ha='center', **above)
+    left, bottom = -LETTER * max(map(len, names)) / inches, len(rows) * (ratio + head_line)
+    ax.set(xlim=(left, columns), ylim=(bottom, 0.), aspect='equal')
+    ax.axis('off')
+    figure.colorbar(colors, ax=ax, location='bottom', shrink=0.5, aspect=50, pad=0.01).set_label(label, fontsize=6)
+
+
+def panel_width(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
+    """Inches for a panel of :func:`draw_rows` and the gap to the next one."""
+    return min((TEXT_WIDTH - 0.1 - LETTER * max(map(len, names))) / max(map(len, rows)), 0.75)
+
+
+def rows_height(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
+    """Inches for the rows of :func:`draw_rows` with their colour bar."""
+    return len(rows) * (panel_width(rows, names) * rows[0].shape[-2] / rows[0].shape[-1] + HEAD_LINE) + 0.45
+
+
+def draw_maps(
         rows: Sequence[torch.Tensor],
         orders: Sequence[Sequence[int]],
-        mark: Optional[Tuple[int, int]],
+        mark: Optional[Grid],
         title: str,
         small: str,
         picture: Optional[torch.Tensor],
         net: str,
         over: bool = False,
+        most: Optional[float] = None,
 ) -> Figure:
-    """Images of heads, shape (heads, h, w) per layer, a row per layer, all on one scale; above each its largest value.
+    """Maps of heads, shape (heads, h, w) per layer, see :func:`draw_rows`, on colours up to ``most``.
 
-    ``orders`` says in which order heads are drawn, ``mark`` which row and column to frame. The picture, shape
-    (height, width, 3), stands above the maps, or under each of them as well (``over``).
+    The picture, shape (height, width, 3), stands above them, or under each of them as well (``over``).
     """
-    most = max(float(row.nan_to_num(0.).max()) for row in rows) or 1.
-    norm = PowerNorm(0.5, 0., most)  # the root shows small shares too
-    columns = max(len(row) for row in rows)
-    height, width = rows[0].shape[-2:]
-    left, right, bar = 0.34, 0.04, 0.42
-    cell = min((TEXT_WIDTH - left - right) / columns, 0.75)
-    gap, label = 0.05 * cell, 0.11
-    panel = cell - gap
-    left += (TEXT_WIDTH - left - right - columns * cell) / 2
-    panel_height = panel * height / width
-    shown = 0. if picture is None else 1.0
-    total = TITLE_HEIGHT + shown + len(rows) * (panel_height + label + gap) + bar
-    figure = titled_figure(total, title, f'{small}{SCALE}', net)
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-
-    def add_image(x: float, y: float, w: float, h: float, image: torch.Tensor, **kwargs):
-        """Inches from the left and the top."""
-        ax = figure.add_axes((x / TEXT_WIDTH, 1 - (y + h) / total, w / TEXT_WIDTH, h / total))
-        if over and picture is not None and image is not picture:
-            ax.imshow(picture.mean(-1), 'gray', vmin=0., vmax=1.3, extent=extent, interpolation='nearest')
-            kwargs['alpha'] = 0.9 * norm(image.numpy()).data  # where a head doesn't look one sees the picture
-        ax.imshow(image.numpy(), extent=extent, interpolation='nearest', aspect='auto', **kwargs)
-        frameless(ax)
-        if mark is not None:
-            ax.add_patch(Rectangle(
-                (mark[1] - 0.5, mark[0] - 0.5), 1, 1, fill=False, edgecolor='black', linewidth=0.6,
-                path_effects=HALO))
-        return ax
-
-    top = TITLE_HEIGHT
-    if picture is not None:
-        side = shown - 0.08
-        add_image((TEXT_WIDTH - side * width / height) / 2, top, side * width / height, side, picture)
-        top += shown
-    for number, (row, order) in enumerate(zip(rows, orders)):
-        top += label
-        figure.text(
-            (left - 0.24) / TEXT_WIDTH, 1 - (top + panel_height / 2) / total, f'layer {number}', rotation=90,
-            ha='center', va='center')
-        for column, head in enumerate(order):
-            largest = float(row[head].nan_to_num(0.).max())
-            ax = add_image(
-                left + column * cell, top, panel, panel_height, row[head], cmap=MAP_COLORS, norm=norm)
-            ax.set_facecolor('0.8')
-            share = f'{largest:.2f}'.lstrip('0') if largest >= 0.095 else f'{largest:.3f}'.lstrip('0')
-            size = 5 if columns <= 12 else 4
-            color, marker = head_style(head)
-            above = 1 + 0.045 / panel_height
-            ax.plot(
-                0.03 / panel, above, color=color, marker=marker, markersize=0.6 * size, transform=ax.transAxes,
-                clip_on=False)
-            text = dict(transform=ax.transAxes, fontsize=size, va='center')
-            ax.text(0.08 / panel, above, f'{head}', weight='bold', **text)
-            ax.text(1, above, share, ha='right', color='0.25', **text)
-        top += panel_height + gap
-    bar_axes = figure.add_axes((0.3, 0.27 / total, 0.4, 0.06 / total))
-    figure.colorbar(ScalarMappable(norm, MAP_COLORS), cax=bar_axes, orientation='horizontal')
-    ticks = [part * most for part in (0., 1 / 16, 1 / 4, 9 / 16, 1.)]
-    bar_axes.set_xticks(ticks, [f'{tick:.2g}' for tick in ticks])
-    bar_axes.set_xlabel('attention, one scale for all panels', fontsize=6, labelpad=1)
-    bar_axes.minorticks_off()
-    bar_axes.tick_params(length=0, pad=1)
+    top_value = most or max(float(row.nan_to_num(0.).max()) for row in rows) or 1.
+    norm = PowerNorm(0.5, 0., top_value, clip=True)  # the root shows small shares too
+    cmap = LinearSegmentedColormap.from_list('over', ['white', RED]) if over else colormaps[MAP_COLORS]
+    colors = ScalarMappable(norm, cmap.with_extremes(bad='0.8'))
+    names = [f'layer {number}' for number in range(len(rows))]
+    body = rows_height(rows, names)
+    figure = titled_figure(body + (0. if picture is None else 1.), title, f'{small}{SCALE}', net)
+    *tops, ax = figure.subplots(2, 1, height_ratios=(1., body)) if picture is not None else [figure.subplots()]
+    for top in tops:
+        height, width = rows[0].shape[-2:]
+        draw_image(top, picture, (-0.5, width - 0.5, height - 0.5, -0.5), (height, width), mark)
+        top.axis('off')
+    label = 'attention, square-root scale of colours, the same for all panels'
+    if most is not None:
+        label += f'; the largest {100 * (1 - COVERED):.0f} % share its end'
+    draw_rows(figure, ax, rows, names, colors, label, orders, mark, picture if over else None)
+    figure.axes[-1].set_xticks(ticks := [part * top_value for part in (0., 1 / 16, 1 / 4, 9 / 16, 1.)],
+                               [f'{tick:.2g}' for tick in ticks])
     return figure
 
 
@@ -197,7 +230,7 @@ def figure_query(
     mark = (i, j) if window is None else (window // 2, window // 2)
     zoom = '' if window is None else f'{window} x {window} pixels around it, the most local head first; '
     title = f'Attention of the query in row {i}, column {j}'
-    return draw_rows(rows, orders, mark, title, zoom + small, picture, net, over)
+    return draw_maps(rows, orders, mark, title, zoom + small, picture, net, over)
 
 
 @styled
@@ -217,5 +250,6 @@ def figure_average(
     """
     rows = [average_attention(layer) for layer in maps]
     orders = [list(range(len(layer))) for layer in maps]
+    most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a corner must not darken all others
     title = 'Attention that each pixel receives, mean over all queries'
-    return draw_rows(rows, orders, None, title, small, picture, net)
+    return draw_maps(rows, orders, None, title, small, picture, net, most=most)

@@ -3,7 +3,6 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -11,7 +10,7 @@ from timm_selfconv.layers import gaussian_axis_scores
 from timm_selfconv.look.heads import HeadReport, LayerReport, report_layer
 from timm_selfconv.theory import tap_offsets
 from .maps import Grid
-from .style import TITLE_HEIGHT, head_legend, head_style, lay_out, styled, titled_figure
+from .style import head_style, styled, titled_figure
 
 __all__ = ['baselines', 'convolution_maps', 'figure_statistics']
 
@@ -58,7 +57,7 @@ def figure_statistics(
         against: Mapping[str, Sequence[LayerReport]] = {},
         net: str = '',
 ) -> Figure:
-    """Residual to all K x K convolutions and statistics of the heads, a step per layer, a dot per head.
+    """Residual to all K x K convolutions and statistics of the heads, a step per layer, a number per head.
 
     Args:
         layers: What :func:`timm_selfconv.look.heads.report_heads` returns.
@@ -72,25 +71,27 @@ def figure_statistics(
     if layers[0].heads[0].consistency is not None:
         panels.append((CONSISTENCY, lambda head: 0. if head.consistency is None else head.consistency))
     figure = titled_figure(
-        4., 'How convolutional each layer is',
-        f'{small}a dot is a head, over queries whose {kernel_size} x {kernel_size} pixels are on the grid', net)
-    lay_out(figure, TITLE_HEIGHT + 0.16)
+        3.8, 'How convolutional each layer is',
+        f'{small}a number is a head, over queries whose {kernel_size} x {kernel_size} pixels are on the grid', net)
     axes = figure.subplots(2, 3, sharex=True)
     numbers = [layer.layer for layer in layers]
     residual_axes, *others = axes.flat
-    residual_axes.plot(numbers, [layer.residual for layer in layers], color='black', marker='o', label='a query alone')
+    residual_axes.plot(
+        numbers, [layer.residual for layer in layers], color='black', marker='o',
+        label='residual, coefficients free at each query')
     residual_axes.plot(
         numbers, [layer.shared_residual for layer in layers], color='black', marker='s', markerfacecolor='white',
-        label='one set of values')
+        label='residual, one set of coefficients for all queries')
     residual_axes.set(title=f'residual to {kernel_size} x {kernel_size} convolutions', ylim=(-0.04, 1.04))
-    residual_axes.legend(loc='best')
     for ax, (name, statistic) in zip(others, panels):
         for layer in layers:
             heads = len(layer.heads)
             for head in layer.heads:
-                color, marker = head_style(head.head)
-                shift = 0.5 * ((head.head + 0.5) / heads - 0.5)  # side by side, so that none hides another
-                ax.plot(layer.layer + shift, statistic(head), color=color, marker=marker, linestyle='', markersize=2.5)
+                color, _ = head_style(head.head)
+                shift = 0.7 * ((head.head + 0.5) / heads - 0.5)  # side by side, so that none hides another
+                ax.plot(
+                    layer.layer + shift, statistic(head), color=color, marker=f'${head.head}$', linestyle='',
+                    markersize=3.5, markeredgewidth=0.2)
         ax.set_title(name)
         if name in (CONSISTENCY, PANELS[3][0]):
             ax.set_ylim(-0.04, 1.04)
@@ -112,9 +113,5 @@ def figure_statistics(
         ax.grid(color='0.92', linewidth=0.5)
         ax.set_axisbelow(True)
     handles = [Line2D([], [], color='0.6', linestyle=line, label=name) for name, line in zip(against, LINES)]
-    if handles:
-        place = (0.5, 1 - (TITLE_HEIGHT - 0.04) / figure.get_figheight())
-        figure.add_artist(Legend(figure, handles, list(against), loc='upper center',
-                                 bbox_to_anchor=place, ncols=3))
-    head_legend(figure, max(len(layer.heads) for layer in layers))
+    figure.legend(handles=[*residual_axes.lines[:2], *handles], loc='outside lower center', ncols=3)
     return figure

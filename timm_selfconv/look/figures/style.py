@@ -1,29 +1,30 @@
 """How all figures look, and how they are saved."""
 import io
-import math
+import textwrap
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from tqdm import tqdm
 
 from timm_selfconv.files import new_folder, write_new
 
 __all__ = [
-    'FORMATS', 'MAP_COLORS', 'TEXT_WIDTH', 'TITLE_HEIGHT', 'frameless', 'head_legend', 'head_style', 'lay_out',
-    'save_figure', 'save_figures', 'styled', 'titled_figure',
+    'FORMATS', 'HALO', 'MAP_COLORS', 'TEXT_WIDTH', 'draw_head', 'head_style', 'save_figure', 'save_figures', 'styled',
+    'titled_figure',
 ]
 
 TEXT_WIDTH = 5.5  # inches, a paper's single column of text
+SMALL_PRINT = 116  # characters to its line
 MAP_COLORS = 'viridis'  # as the explorer has it: perceptually uniform, the colour-blind can read it
-TITLE_HEIGHT = 0.46  # inches
+HALO = [withStroke(linewidth=1.2, foreground='white')]  # what is dark shows on bright pixels, its halo on dark ones
 
-# Paul Tol's muted colours, nine that the colour-blind tell apart; heads beyond get the next marker
-HEAD_COLORS = ('#332288', '#88CCEE', '#44AA99', '#117733', '#999933', '#DDCC77', '#CC6677', '#882255', '#AA4499')
+# after Paul Tol's muted colours, darkened to a contrast of at least 3 on the grids' grey; heads beyond get the next
+# marker, and all have their numbers beside them
+HEAD_COLORS = ('#332288', '#0077bb', '#2b8a7b', '#117733', '#7f7f1e', '#a86a00', '#cc4c5c', '#882255', '#aa4499')
 HEAD_MARKERS = ('o', '^', 's', 'D', 'v')
 
 STYLE: Any = {
@@ -53,48 +54,33 @@ def head_style(head: int) -> Tuple[str, str]:
     return HEAD_COLORS[head % len(HEAD_COLORS)], HEAD_MARKERS[head // len(HEAD_COLORS)]
 
 
-def head_legend(figure: Figure, heads: int) -> None:
-    """Which colour and marker is which head, in rows below a figure whose layout leaves room for them."""
-    rows = math.ceil(heads / len(HEAD_COLORS))
-    columns = math.ceil(heads / rows)
-    handles = []
-    for entry in range(rows * columns):  # a legend fills column by column, people read row by row
-        head = entry % rows * columns + entry // rows
-        if head < heads:
-            color, marker = head_style(head)
-            handles.append(Line2D([], [], linestyle='', color=color, marker=marker, label=f'head {head}'))
-    figure.legend(
-        handles=handles, loc='outside lower center', ncols=columns, handletextpad=0.2, columnspacing=1.2,
-        labelspacing=0.3)
+def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, **kwargs: Any) -> None:
+    """A head's dot, with its number in points of type beside it; further arguments are those of the dot."""
+    color, marker = head_style(head)
+    ax.plot(x, y, color=color, marker=marker, linestyle='', zorder=3, **kwargs)
+    ax.annotate(
+        str(head), (x, y), (1.5, 1), textcoords='offset points', color=color, fontsize=size, weight='bold', zorder=4,
+        path_effects=HALO).set_in_layout(False)
 
 
 def titled_figure(height: float, title: str, small: str, net: str = '') -> Figure:
-    """A figure without axes.
+    """A figure without axes, which matplotlib's constrained layout places below the title.
 
     Args:
-        height: In inches, TITLE_HEIGHT included.
+        height: In inches, without the title.
         title: In the topmost line.
-        small: In small print below it, what one needs to know to read the figure.
+        small: In small print below it, in lines that fit, what one needs to know to read the figure.
         net: Between the two: the net, its weights and accuracy.
     """
+    lines = [line for text in (net, small) for line in textwrap.wrap(text, SMALL_PRINT)]
+    top = 0.24 + 0.115 * len(lines)
+    height += top
     figure = Figure(figsize=(TEXT_WIDTH, height))
     figure.text(0.5, 1 - 0.05 / height, title, ha='center', va='top', fontsize=9, weight='bold')
     figure.text(
-        0.5, 1 - 0.2 / height, '\n'.join(filter(None, (net, small))), ha='center', va='top', fontsize=6, color='0.3',
-        linespacing=1.35)
+        0.5, 1 - 0.2 / height, '\n'.join(lines), ha='center', va='top', fontsize=6, color='0.3', linespacing=1.35)
+    figure.set_layout_engine('constrained', rect=(0., 0., 1., 1 - top / height))
     return figure
-
-
-def lay_out(figure: Figure, top: float = TITLE_HEIGHT) -> None:
-    """Let matplotlib place axes and legends below the title, ``top`` inches from the figure's edge."""
-    figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0., 0., 1., 1 - top / figure.get_figheight())))
-
-
-def frameless(ax: Axes) -> None:
-    """An image without ticks in a thin frame."""
-    ax.set(xticks=[], yticks=[])
-    for spine in ax.spines.values():
-        spine.set(linewidth=0.3, color='0.55')
 
 
 def save_figure(figure: Figure, path: Union[str, Path]) -> None:

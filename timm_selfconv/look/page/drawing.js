@@ -35,7 +35,7 @@ class Atlas {
       for (let k = start; k < start + size; k++) {
         const part = (maps[k] - middle) * scale;
         words[k] = signed ? PUOR[Math.round(127.5 + 127.5 * part)] : VIRIDIS[Math.round(255 * Math.sqrt(part))];
-        if (sheer) image.data[4 * k + 3] = signed ? 200 : 255 * 0.9 * Math.sqrt(part);
+        if (sheer) image.data[4 * k + 3] = signed ? 200 : 255 * 0.7 * Math.sqrt(part);
       }
     }
     this.context.putImageData(image, 0, 0);

@@ -25,20 +25,17 @@ class Net {
     this.total = spec.heads.reduce((a, b) => a + b, 0);
     this.shown = new Float32Array(this.total * this.size);  // the maps on the screen, a head after the other
     this.middle = spec.footprints ? spec.footprints.middle : 0;  // the weight that says nothing
-    this.views = spec.maps && spec.maps.rows ? ['all', 'position', 'content'] : ['all'];
+    this.views = spec.maps && spec.maps.views === 3 ? ['all', 'position', 'content'] : ['all'];
   }
 
   async load() {
-    const packed = this.tables || this.maps || {}, Scores = this.tables ? Float64Array : Int32Array;
-    if (packed.rows) {
-      [this.rowScores, this.colScores, this.cross] = await Promise.all([
-        unpack(packed.rows, Scores), unpack(packed.cols, Scores),
-        unpack(packed.cross, this.tables ? Float64Array : Float32Array)]);
+    const { tables, maps, film } = this;
+    if (tables) {
+      [this.rowScores, this.colScores, this.cross] = await Promise.all(
+        [tables.rows, tables.cols, tables.cross].map(text => unpack(text, Float64Array)));
     }
-    if (this.maps) {
-      [this.larger, this.peaks] = await Promise.all(
-        [unpack(packed.larger, Uint8Array), unpack(packed.peaks, Float32Array)]);
-      this.levels = packed.levels;
+    if (maps) {
+      [this.parts, this.peaks] = await Promise.all([unpack(maps.parts, Uint8Array), unpack(maps.peaks, Float32Array)]);
     }
     if (this.footprints) {
       this.footprints = (await Promise.all(this.footprints.layers.map(async (layer, i) => {
@@ -46,31 +43,22 @@ class Net {
         return Array.from({ length: heads }, (_, head) => ({ ...layer, weights, heads, head }));
       }))).flat();
     }
-    this.tables = this.tables && {};  // the texts are no longer needed
-    this.maps = this.maps && {};
+    if (film) film.heads = await unpack(film.heads, Float32Array);
+    this.tables = tables && {};  // the texts are no longer needed
+    this.maps = maps && { levels: maps.levels };
   }
 
-  // The scores of the terms that know offsets, of one query: rows[k1] + cols[k2] + cross (k1 - q1) (k2 - q2).
-  offsetScores(image, head, query) {
-    const { rows, cols } = this, q1 = Math.floor(query / cols), q2 = query % cols;
-    if (this.tables) {
-      const row = head * (2 * rows - 1) + rows - 1 - q1, col = head * (2 * cols - 1) + cols - 1 - q2;
-      return [this.rowScores.subarray(row, row + rows), this.colScores.subarray(col, col + cols), this.cross[head]];
-    }
-    const index = (image * this.total + head) * this.size + query, step = 1 / (3 * this.levels);
-    const axis = (scores, n) => Float32Array.from(scores.subarray(index * n, (index + 1) * n), s => s * step);
-    return [axis(this.rowScores, rows), axis(this.colScores, cols), this.cross[index]];
-  }
-
-  // Their softmax: a product of two where nothing couples the axes.
-  positionMap(image, head, query, out) {
-    const { rows, cols } = this, [row, col, cross] = this.offsetScores(image, head, query);
+  // The softmax of rows[k1] + cols[k2] + cross (k1 - q1) (k2 - q2): a product of two where nothing couples the axes.
+  positionMap(head, query, out) {
+    const { rows, cols } = this, q1 = Math.floor(query / cols), q2 = query % cols, cross = this.cross[head];
+    const first = head * (2 * rows - 1) + rows - 1 - q1, row = this.rowScores.subarray(first, first + rows);
+    const second = head * (2 * cols - 1) + cols - 1 - q2, col = this.colScores.subarray(second, second + cols);
     if (cross === 0) {
       const rowProbs = softmax(row), colProbs = softmax(col);
       for (let i = 0, k = 0; i < rows; i++) for (let j = 0; j < cols; j++, k++) out[k] = rowProbs[i] * colProbs[j];
       return;
     }
-    const q1 = Math.floor(query / cols), q2 = query % cols, scores = new Float64Array(this.size);
+    const scores = new Float64Array(this.size);
     for (let i = 0, k = 0; i < rows; i++) {
       for (let j = 0; j < cols; j++, k++) scores[k] = row[i] + col[j] + cross * (i - q1) * (j - q2);
     }
@@ -88,31 +76,21 @@ class Net {
   // One head's map of one query: probabilities of all keys, row by row, or weights of its footprint.
   map(view, image, head, query, out) {
     if (this.footprints) return this.footprintMap(image, head, query, out);
-    if (this.tables || view === 'position') return this.positionMap(image, head, query, out);
-    const { rows, cols, size, levels } = this, index = (image * this.total + head) * size + query;
-    const peak = this.peaks[view === 'content' ? this.peaks.length / 2 + index : index] / levels;
-    const larger = this.larger.subarray(index * size, (index + 1) * size);
-    if (!this.rowScores) {
-      for (let k = 0; k < size; k++) out[k] = larger[k] * peak;
-      return;
-    }
-    // a byte holds the larger of the two maps' parts, all terms' and content's; exp(scores) is the first to the second
-    const [row, col, cross] = this.offsetScores(image, head, query), sign = view === 'content' ? -1 : 1;
-    const q1 = Math.floor(query / cols), q2 = query % cols;
-    for (let i = 0, k = 0; i < rows; i++) {
-      for (let j = 0; j < cols; j++, k++) {
-        const score = sign * (row[i] + col[j] + cross * (i - q1) * (j - q2));
-        out[k] = larger[k] * peak * (score < 0 ? Math.exp(score) : 1);
-      }
-    }
+    if (this.tables) return this.positionMap(head, query, out);
+    const { size, parts, peaks } = this, number = this.views.indexOf(view) * data.images.length + image;
+    const index = (number * this.total + head) * size + query, step = peaks[index] / this.maps.levels;
+    for (let k = 0; k < size; k++) out[k] = parts[index * size + k] * step;
   }
 
   head(number) { return this.shown.subarray(number * this.size, (number + 1) * this.size); }
 
+  // Whether what it shows is a mean over the pictures; attention by position only is the same in all of them.
+  averages() { return state.mean && !this.tables && data.images.length > 1; }
+
   // All heads' maps of one query into `shown`, of the picture chosen or averaged over all.
   show(query) {
     const view = this.views.includes(state.view) ? state.view : 'all';
-    const images = state.mean && !this.tables ? data.images.map((_, i) => i) : [state.image];
+    const images = this.averages() ? data.images.map((_, i) => i) : [state.image];
     const one = new Float32Array(this.size);
     this.shown.fill(0);
     for (let head = 0; head < this.total; head++) {

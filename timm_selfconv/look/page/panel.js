@@ -10,6 +10,7 @@ class Panel {
     this.find('.about p').textContent = net.caption;
     this.section.setAttribute('aria-label', net.name);
     this.section.style.setProperty('--shape', `${net.shape[1]} / ${net.shape[0]}`);
+    this.section.style.setProperty('--film', `${net.cols + 2} / ${net.rows + 2}`);
     const signed = Boolean(net.footprints);
     this.atlas = new Atlas(net.total, net.shape, net.middle, signed);
     this.chosenAtlas = new Atlas(1, net.shape, net.middle, signed);
@@ -17,7 +18,8 @@ class Panel {
     this.pictureScreen = new Screen(this.find('.stage canvas'));
     this.tiles = [];
     this.layers = net.heads.map((heads, layer) => this.makeLayer(heads, layer));
-    for (const [name, most] of [['--many', 16], ['--few', 9]]) {  // tiles side by side, in rows of like length
+    if (net.film) this.film = new Film(this); else this.find('.film').remove();
+    for (const [name, most] of [['--many', 16], ['--few', 7]]) {  // tiles side by side, in rows of like length
       const heads = Math.max(...net.heads), rows = Math.ceil(heads / most);
       this.find('.layers').style.setProperty(name, Math.max(Math.ceil(heads / rows), name === '--many' ? 9 : 1));
     }
@@ -74,14 +76,16 @@ class Panel {
     this.tileScreen.fit();
     this.pictureScreen.fit();
     for (const tile of this.tiles) tile.place = this.tileScreen.place(tile.box);
+    if (this.film) this.film.fit();
     redraw();
   }
 
   // What depends on the picture and the options, not on the query.
   drawOptions() {
-    const { net } = this, { top, label } = net.predictions[state.image];
-    const rows = label && !top.some(([name]) => name === label[0]) ? [...top, label] : top;
-    this.find('img').src = net.pictures[state.image];
+    const { net } = this, mean = net.averages(), { top, label } = net.predictions[state.image];
+    const rows = mean ? [] : label && !top.some(([name]) => name === label[0]) ? [...top, label] : top;
+    this.find('img').src = mean ? net.average : net.pictures[state.image];
+    this.find('.classes').hidden = mean;
     this.find('.classes').replaceChildren(...rows.map(([name, probability]) => {
       const bar = element('div'), known = probability !== null;
       if (known) bar.style.width = percent(probability).replace(' ', '');
@@ -98,7 +102,7 @@ class Panel {
     for (const [layer, { row, distance, tiles }] of this.layers.entries()) {
       const of = tile => distances ? distances[this.tiles.indexOf(tile)] : tile.head;
       distance.textContent = distances
-        ? `${(tiles.reduce((sum, tile) => sum + of(tile), 0) / tiles.length).toFixed(1)} px away`
+        ? `mean distance ${(tiles.reduce((sum, tile) => sum + of(tile), 0) / tiles.length).toFixed(1)} px`
         : `${net.footprints[this.tiles.indexOf(tiles[0])].grid.join(' × ')}`;
       if (distances) for (const tile of tiles) tile.button.title = `mean distance ${of(tile).toFixed(2)} px`;
       const order = [...tiles].sort((a, b) => state.sort ? of(a) - of(b) : a.head - b.head);
@@ -112,7 +116,7 @@ class Panel {
     this.fit();
   }
 
-  // The maps of the query, in parts of `most`, or of each tile's own largest.
+  // The maps of the query, in parts of `most`, or of each tile's own largest; over the picture always of its own.
   drawQuery(most) {
     const { net, tileScreen, pictureScreen } = this, query = net.query();
     const cell = [Math.floor(query / net.cols), query % net.cols];
@@ -128,7 +132,7 @@ class Panel {
     pictureScreen.clear();
     this.find('.stage').classList.toggle('covered', chosen !== null && !net.footprints);
     if (chosen !== null) {
-      this.chosenAtlas.fill(net.head(chosen), most, true);
+      this.chosenAtlas.fill(net.head(chosen), 0, true);
       let place = whole;
       if (net.footprints) {  // around the query, in pixels of the layer's own grid
         const { grid: [rows, cols] } = net.footprints[chosen], [h, w] = [height / rows, width / cols];
@@ -138,20 +142,22 @@ class Panel {
       pictureScreen.drawMap(this.chosenAtlas, 0, place);
     }
     pictureScreen.drawFrame(whole, net.grid, cell, 1.75);
+    if (this.film) this.film.draw();
   }
 
   // In words, once the query is at rest: a screen reader would never finish otherwise.
   describe() {
     const { net } = this, query = net.query(), chosen = state.heads[this.number];
     let text = `Query: row ${Math.floor(query / net.cols)}, column ${query % net.cols} of ${net.rows} × ${net.cols}.`;
+    if (net.averages()) text += ` Mean over ${data.images.length} pictures.`;
     if (chosen !== null) {
       const map = net.head(chosen), k = map.indexOf(map.reduce((a, b) => Math.max(a, b)));
       const row = Math.floor(k / net.shape[1]), col = k % net.shape[1];
       text += ` ${this.tiles[chosen].label}: ` + (net.footprints
         ? `its largest weight is ${map[k].toFixed(2)}, ${row - (net.shape[0] >> 1)} rows and ` +
           `${col - (net.shape[1] >> 1)} columns away.`
-        : `looks ${net.distance(chosen, query).toFixed(1)} px away on average, most at row ${row}, column ${col} ` +
-          `(${percent(map[k])}).`);
+        : `mean distance ${net.distance(chosen, query).toFixed(1)} px, most at row ${row}, column ${col} ` +
+          `(${percent(map[k])}).`) + ' Over the picture its colours are scaled to its own largest value.';
     }
     this.find('output').textContent = text;
   }

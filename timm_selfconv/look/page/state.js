@@ -5,6 +5,7 @@ const data = JSON.parse(document.getElementById('data').textContent);
 // what the permalink holds: the query is a point of the picture, as parts of its height and width, for nets of any grid
 const state = {
   image: 0, at: [0.5, 0.5], view: 'all', scale: 'all', mean: false, sort: false, heads: data.nets.map(() => null),
+  epoch: null,  // of the films; without one the last
 };
 
 const panels = [], scales = new Map();
@@ -24,7 +25,7 @@ function drawAll() {
     const { middle } = alike[0].net, number = x => String(Number(x.toPrecision(2))).replace('-', '−');
     const texts = signed
       ? most ? [middle - most, middle, middle + most].map(number) : ['less', number(middle), 'more']
-      : most ? [0, most / 4, most].map(number) : ['0', '¼', 'a tile’s largest'];
+      : most ? [0, most / 4, most].map(number) : ['0', '¼', 'each tile’s largest'];
     labels.forEach((label, i) => { label.textContent = texts[i]; });
   }
 }
@@ -33,13 +34,14 @@ function drawOptions() {
   const { elements } = document.forms[0];
   for (const name of ['image', 'view', 'scale']) elements[name].value = state[name];
   for (const name of ['mean', 'sort']) elements[name].checked = state[name];
+  document.getElementById('pictures').classList.toggle('idle', panels.every(({ net }) => net.averages()));
   for (const panel of panels) panel.drawOptions();
 }
 
 function update(change) {
   Object.assign(state, change);
   if (['image', 'view', 'mean', 'sort'].some(name => name in change)) for (const panel of panels) panel.drawDistances();
-  if (Object.keys(change).some(name => name !== 'at')) drawOptions();
+  if (Object.keys(change).some(name => !['at', 'epoch'].includes(name))) drawOptions();
   redraw();
   clearTimeout(rest);
   rest = setTimeout(() => {
@@ -61,6 +63,7 @@ function writeHash() {
       const { layer, head } = panels[net].tiles[index];
       return `${layer}.${head}`;
     }).join(','),
+    ...state.epoch === null ? {} : { epoch: Math.round(state.epoch) },
   }));
 }
 
@@ -73,6 +76,7 @@ function readHash() {
   if (panels.some(({ net }) => net.views.includes(hash.get('view')))) change.view = hash.get('view');
   if (['all', 'tile'].includes(hash.get('scale'))) change.scale = hash.get('scale');
   for (const name of ['mean', 'sort']) if (hash.has(name)) change[name] = hash.get(name) === '1';
+  if (/^\d+$/.test(hash.get('epoch')) && panels.some(({ film }) => film)) change.epoch = Number(hash.get('epoch'));
   if (hash.has('heads')) {
     const words = hash.get('heads').split(',');
     change.heads = panels.map(({ tiles }, net) => {
@@ -83,30 +87,58 @@ function readHash() {
   update(change);
 }
 
+// Of a page that is a file only the view can be shared: its address is one on this device.
 async function copyLink({ target }) {
   writeHash();
+  const file = location.protocol === 'file:', text = file ? location.hash : location.href;
   try {
-    await navigator.clipboard.writeText(location.href);
+    await navigator.clipboard.writeText(text);
     target.textContent = 'Copied';
     setTimeout(() => { target.textContent = 'Copy link'; }, 1500);
-  } catch {
-    prompt('The link to this view', location.href);  // browsers keep the clipboard from some pages
+    if (file) {
+      say('This page is a file on your device, so only the view was copied (#image=…): send the file too, and put the '
+        + 'view behind its address, or behind that of the page once it is on the web.');
+    }
+  } catch {  // browsers keep the clipboard from some pages
+    prompt(file ? 'This view, to be put behind the address of the page' : 'The link to this view', text);
   }
 }
 
-// All nets as they are on the screen: pictures, backgrounds and lines of text, each where it is.
+function say(text) {
+  const status = document.getElementById('status');
+  status.hidden = !text;
+  status.textContent = text;
+}
+
+// The choices in words, for a picture of the page.
+function describeMode() {
+  const nets = panels.map(({ net }) => net), views = { all: 'all terms', position: 'position only', content: 'content only' };
+  document.getElementById('mode').textContent = [
+    nets.some(net => net.averages()) ? `mean over ${data.images.length} pictures` : data.images[state.image],
+    ...nets.some(net => net.views.length > 1) ? [views[state.view]] : [],
+    state.scale === 'all' ? 'shared scale' : 'per-tile scale',
+    ...state.sort && nets.some(net => !net.footprints) ? ['heads sorted by distance'] : [],
+  ].join(', ');
+}
+
+// Title, scale and nets as they are on the screen: pictures, backgrounds and lines of text, each where it is.
 function paint() {
-  const main = document.querySelector('main'), ratio = Math.max(2, devicePixelRatio);
-  main.classList.add('still');
-  const { left, top, width, height } = main.getBoundingClientRect();
-  const canvas = element('canvas', { width: Math.ceil(width * ratio), height: Math.ceil(height * ratio) });
+  const view = document.getElementById('view'), ratio = Math.max(2, devicePixelRatio);
+  describeMode();
+  view.classList.add('still');
+  const { left, top, width, height } = view.getBoundingClientRect();
+  const margin = 16, sides = [width, height].map(side => Math.ceil((side + 2 * margin) * ratio));
+  const canvas = element('canvas', { width: sides[0], height: sides[1] });
   const context = canvas.getContext('2d');
   context.scale(ratio, ratio);
-  context.translate(-left, -top);
+  context.fillStyle = getComputedStyle(document.body).backgroundColor;
+  context.fillRect(0, 0, width + 2 * margin, height + 2 * margin);
+  context.translate(margin - left, margin - top);
   context.imageSmoothingEnabled = false;
   context.textBaseline = 'middle';
-  for (const node of main.querySelectorAll('*')) {
+  for (const node of view.querySelectorAll('*')) {
     const box = node.getBoundingClientRect(), style = getComputedStyle(node);
+    if (!box.width) continue;
     context.fillStyle = style.backgroundColor;
     context.fillRect(box.left, box.top, box.width, box.height);
     context.filter = style.filter;
@@ -134,7 +166,7 @@ function paint() {
       flush();
     }
   }
-  main.classList.remove('still');
+  view.classList.remove('still');
   return canvas;
 }
 
@@ -147,7 +179,8 @@ function makeScale(signed) {
   const atlas = new Atlas(1, [1, 256], signed ? 0.5 : 0, signed), labels = [0, 1, 2].map(() => element('span'));
   atlas.fill(Float32Array.from({ length: 256 }, (_, i) => signed ? i / 255 : (i / 255) ** 2));
   Object.assign(atlas.canvas, { role: 'img', ariaLabel: signed ? 'Scale of weights' : 'Scale of attention' });
-  document.getElementById('scales').append(element('div', { class: 'scale' }, atlas.canvas, ...labels));
+  document.getElementById('scales').append(element('div', { class: 'scale' },
+    element('b', {}, signed ? 'weight' : 'attention, square-root scale'), atlas.canvas, ...labels));
   scales.set(signed, labels);
 }
 
@@ -159,8 +192,9 @@ function makeControls() {
   const nets = panels.map(({ net }) => net);
   document.getElementById('choose').hidden = data.images.length < 2;
   document.getElementById('views').hidden = !nets.some(net => net.views.length > 1);
-  form.elements.mean.closest('label').hidden = data.images.length < 2 || nets.every(net => net.tables);
-  form.elements.sort.closest('label').hidden = nets.every(net => net.footprints);
+  const switches = { mean: data.images.length > 1 && nets.some(net => !net.tables), sort: nets.some(net => !net.footprints) };
+  for (const name in switches) form.elements[name].closest('label').hidden = !switches[name];
+  form.querySelector('.switches').hidden = !Object.values(switches).includes(true);
   form.addEventListener('submit', event => event.preventDefault());
   form.addEventListener('change', ({ target: { name, value, checked, type } }) => update({
     [name]: type === 'checkbox' ? checked : name === 'image' ? Number(value) : value,
@@ -182,8 +216,8 @@ function makeControls() {
   for (const net of nets) {
     notes.push(net.footprints ? `${net.name} weighs the ${net.shape.join(' × ')} pixels around the query, each weight ` +
       'map for a share of its channels.'
-      : net.levels ? `${net.name}: maps are exact to 1/${net.levels} of their largest probability.`
-        : `${net.name} attends by position alone, the same in every picture.`);
+      : net.maps ? `${net.name}: maps are exact to 1/${net.maps.levels} of their largest probability.`
+        : `${net.name} attends by position only, the same in every picture.`);
   }
   document.getElementById('notes').textContent = notes.join(' ');
 }
@@ -196,11 +230,11 @@ async function start() {
   }
   makeControls();
   document.querySelector('main').append(...panels.map(({ section }) => section));
-  document.getElementById('status').hidden = true;
+  say('');
   readHash();
 }
 
 const ready = start().catch(error => {
-  document.getElementById('status').textContent = `This page could not be drawn: ${error.message}`;
+  say(`This page could not be drawn: ${error.message}`);
   throw error;
 });
