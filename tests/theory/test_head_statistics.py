@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.theory import acting_taps, center_of_mass, entropy, interior, largest_probability, mean_distance, \
-    mirror_symmetry, overlap, spread, tap_offsets, translation_consistency
+    mirror_symmetry, spread, tap_offsets, translation_consistency
 
 PER_QUERY = [spread, entropy, largest_probability, mean_distance]
 PER_HEAD = [translation_consistency, mirror_symmetry]
@@ -47,7 +47,7 @@ def test_a_head_that_looks_at_one_offset(a, b):
     assert (spread(maps) == 0).all() and (entropy(maps) == 0).all() and (largest_probability(maps) == 1).all()
     torch.testing.assert_close(interior(mean_distance(maps), 5), torch.full((3, 4), math.hypot(a, b)).double())
     assert translation_consistency(maps) == 1
-    assert mirror_symmetry(maps) == (0 if b else 1) and mirror_symmetry(maps, -2) == (0 if a else 1)
+    assert mirror_symmetry(maps) == (0 if b else 1)
     assert center_of_mass(maps)[0, 0].tolist() == [max(a, 0), max(b, 0)]  # the corner can't look up or left
 
 
@@ -127,7 +127,6 @@ def test_what_compares_maps_against_loops(height, width, seed, sharpness):
     maps = random_maps(height, width, seed, sharpness)
     assert translation_consistency(maps) == pytest.approx(loop_consistency(maps))
     assert mirror_symmetry(maps) == pytest.approx(loop_symmetry(maps))
-    assert mirror_symmetry(maps.transpose(0, 1).transpose(2, 3), -2) == pytest.approx(loop_symmetry(maps))
 
 
 @settings(deadline=None, max_examples=50)
@@ -189,23 +188,6 @@ def test_axes_before_the_queries_are_kept(statistic):
     torch.testing.assert_close(together, torch.stack([statistic(m) for m in maps]).unflatten(0, (2, 3)))
     with pytest.raises(ValueError, match=r'maps of shape \[3, 4, 4, 3\]'):
         statistic(torch.ones(3, 4, 4, 3))
-
-
-def test_overlap_of_heads_and_of_images():
-    flat = torch.full((4, 5, 4, 5), 1 / 20).double()
-    maps = torch.stack([shift_maps(0, 0, 4, 5), shift_maps(9, 9, 4, 5), flat])  # the second looks at the last corner
-    expected = torch.full((4, 5), 2 / 60).double()
-    expected[-1, -1] += 1 / 3
-    torch.testing.assert_close(overlap(maps), expected)
-    torch.testing.assert_close(overlap(torch.stack([maps, maps.flip(0)]), -5), expected.expand(2, -1, -1))
-    images = overlap(torch.stack([maps, flat.expand_as(maps)]), 0)
-    torch.testing.assert_close(images, torch.tensor([1 / 20, 1 / 20, 1]).double()[:, None, None].expand(3, 4, 5))
-    random = torch.stack([random_maps(3, 4, seed) for seed in range(3)])
-    distances = [(a - b).abs().sum((-2, -1)) / 2 for a, b in itertools.combinations(random, 2)]
-    torch.testing.assert_close(overlap(random), 1 - sum(distances) / 3)
-    for wrong in (maps[0], maps[:1]):
-        with pytest.raises(ValueError, match=r'maps of shape .* at least two along dimension -5'):
-            overlap(wrong)
 
 
 def test_acting_taps():

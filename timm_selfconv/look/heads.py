@@ -30,10 +30,7 @@ class HeadReport:
         largest: Largest probability.
         consistency: How much of its pattern stays as the query moves, from 0 to 1; over all queries. None where it is 1
             by construction, as attention by position alone is.
-        constancy: How much of its attention two images have in common, from 0 to 1. None where it is 1 by construction,
-            and for a single image.
-        symmetry: How much of its pattern is its mirror image, left for right and up for down, from 0 to 1; over all
-            queries.
+        symmetry: How much of its pattern is its mirror image, left for right, from 0 to 1; over all queries.
         nearest_tap: The kernel's tap that it gives most to, (row, column).
         on_tap: What it gives to that tap.
         acts_as_tap: Whether it gives that tap more than half at every interior query of every image.
@@ -45,8 +42,7 @@ class HeadReport:
     entropy: float
     largest: float
     consistency: Optional[float]
-    constancy: Optional[float]
-    symmetry: Tuple[float, float]
+    symmetry: float
     nearest_tap: Tap
     on_tap: float
     acts_as_tap: bool
@@ -60,14 +56,12 @@ class LayerReport:
         layer: Its number, from 0, in the order they run.
         residual: Its distance from expressing every convolution, see :class:`timm_selfconv.theory.ConvResidual`.
         shared_residual: The same with one set of coefficients for all queries and images.
-        overlap: How much of their attention two of its heads have in common, from 0 to 1; None for a single head.
         taps: Taps that heads act as, each once.
         heads: Its heads.
     """
     layer: int
     residual: float
     shared_residual: float
-    overlap: Optional[float]
     taps: List[Tap]
     heads: List[HeadReport]
 
@@ -85,20 +79,16 @@ def report_layer(layer: int, maps: torch.Tensor, kernel_size: int, by_position: 
     rows, cols = (mean(c) for c in theory.center_of_mass(maps).unbind(-1))
     spread, distance = mean(theory.spread(maps)), mean(theory.mean_distance(maps))
     entropy, largest = mean(theory.entropy(maps)), mean(theory.largest_probability(maps))
-    nothing = [None] * len(acting)
-    consistency = nothing if by_position else theory.translation_consistency(maps).mean(0).tolist()
-    constancy = nothing if by_position or len(maps) == 1 else mean(theory.overlap(maps, 0)[None])
-    left_right, up_down = (theory.mirror_symmetry(maps, dim).mean(0).tolist() for dim in (-1, -2))
+    consistency = [None] * len(acting) if by_position else theory.translation_consistency(maps).mean(0).tolist()
+    symmetry = theory.mirror_symmetry(maps).mean(0).tolist()
     heads = [
         HeadReport(
             head, (rows[head], cols[head]), spread[head], distance[head], entropy[head], largest[head],
-            consistency[head], constancy[head], (left_right[head], up_down[head]), offsets[nearest[head]], on_tap[head],
-            acting[head])
+            consistency[head], symmetry[head], offsets[nearest[head]], on_tap[head], acting[head])
         for head in range(len(acting))]
     residual = theory.conv_residual(maps, kernel_size)
     taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})
-    overlap = None if len(acting) == 1 else float(theory.interior(theory.overlap(maps), kernel_size).mean())
-    return LayerReport(layer, residual.layer, residual.shared, overlap, taps, heads)
+    return LayerReport(layer, residual.layer, residual.shared, taps, heads)
 
 
 def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int) -> List[LayerReport]:
@@ -143,39 +133,37 @@ def tap_text(tap: Tap) -> str:
 
 def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     """:func:`report_heads` for people."""
-    names = ['spread', 'distance', 'entropy', 'largest', 'consistency', 'constancy', 'symmetry', 'on_tap']
-    names = [name for name in names if getattr(layers[0].heads[0], name) is not None]
+    numbers = ['spread', 'distance', 'entropy', 'largest', 'consistency', 'symmetry', 'on tap']
+    if layers[0].heads[0].consistency is None:
+        numbers.remove('consistency')
     heads = tabulate(
         [(
             '' if head.head else layer.layer, head.head,
             '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
-            *(('{:.2f}, {:.2f}' if name == 'symmetry' else '{:.2f}').format(
-                *torch.tensor(getattr(head, name)).flatten()) for name in names),
+            *(f'{getattr(head, name.replace(" ", "_")):.2f}' for name in numbers),
             tap_text(head.nearest_tap) if head.acts_as_tap else '',
         ) for layer in layers for head in layer.heads],
-        headers=('layer', 'head', 'centre', *(name.replace('_', ' ') for name in names), 'tap'),
+        headers=('layer', 'head', 'centre', *numbers, 'tap'),
         disable_numparse=True,
-        colalign=(*['right'] * (3 + len(names)), 'left'),
+        colalign=(*['right'] * (3 + len(numbers)), 'left'),
     )
     summary = tabulate(
         [(
             layer.layer, f'{layer.residual:.3f}', f'{layer.shared_residual:.3f}',
             f'{sum(head.distance for head in layer.heads) / len(layer.heads):.2f}',
-            '' if layer.overlap is None else f'{layer.overlap:.2f}',
             f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
             ' '.join(tap_text(tap) for tap in layer.taps) or 'none',
         ) for layer in layers],
-        headers=('layer', 'residual', 'shared', 'distance', 'overlap', 'heads that are taps', 'distinct taps covered'),
+        headers=('layer', 'residual', 'shared', 'distance', 'heads that are taps', 'distinct taps covered'),
         disable_numparse=True,
-        colalign=(*['right'] * 6, 'left'),
-        maxcolwidths=[None] * 6 + [40],
+        colalign=(*['right'] * 5, 'left'),
+        maxcolwidths=[None] * 5 + [40],
     )
     k = f'{kernel_size} x {kernel_size}'
     return f'{heads}\n\n{summary}\n\n' + (
         "Centre (row, column from the query), spread and distance in pixels of the layer's grid, entropy in nats;\n"
         f'means over queries whose {k} neighbourhood is on the grid. Consistency: 1 if a head does the same at every\n'
-        'query, as all do that know positions only; constancy: 1 if it does the same in every image. Symmetry: 1 if\n'
-        'left mirrors right, and up down. On tap: what a head gives to one offset of that neighbourhood; it is a tap\n'
-        'if every query gives that more than half. Residual: 0 if at each query the maps of the heads span all taps\n'
-        f'of a {k} convolution, 1 if none; shared: the same with value matrices that all queries share. Overlap: what\n'
-        'two heads have in common, 0 if they look at different pixels.')
+        'query, as all do that know positions alone. Symmetry: 1 if left mirrors right. On tap: what a head gives to\n'
+        'one offset of that neighbourhood; it is a tap if every query gives that more than half. Residual: 0 if at\n'
+        f'each query the maps of the heads span all taps of a {k} convolution, 1 if none; shared: the same with\n'
+        'value matrices that all queries share.')

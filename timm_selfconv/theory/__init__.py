@@ -14,7 +14,7 @@ from .convs_to_attention import ConversionReport, convs_to_attention
 from .fusing import fuse
 from .gaussians import Blobs, encoding_blobs, position_blobs
 from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \
-    mirror_symmetry, overlap, spread, translation_consistency
+    mirror_symmetry, spread, translation_consistency
 from .inclusion import include
 from .merging import HeadMerge, merge_heads
 from .pruning import condition_numbers, degenerate_heads, precision_eigenvalues, prune_heads

@@ -4,8 +4,6 @@ Offsets are ``key - query``, (row, column), in pixels of the maps' grid. What is
 of the queries, (..., H, W); what is said of a whole head, shape (...). Near the border a head can't look where it looks
 elsewhere: average the former over :func:`timm_selfconv.theory.interior` queries; the latter takes care of it.
 """
-import itertools
-
 import torch
 
 from timm_selfconv.layers import axis_offsets
@@ -18,7 +16,6 @@ __all__ = [
     'largest_probability',
     'mean_distance',
     'mirror_symmetry',
-    'overlap',
     'spread',
     'translation_consistency',
 ]
@@ -91,21 +88,18 @@ def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
     return torch.where(weight > 0, common / weight, 1.)
 
 
-def mirror_symmetry(maps: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """How much of a head's pattern is its own mirror image about the query, in [0, 1].
+def mirror_symmetry(maps: torch.Tensor) -> torch.Tensor:
+    """How much of a head's pattern is its own mirror image, left for right about the query's column, in [0, 1].
 
     As in :func:`translation_consistency`: what the two have in common on the columns whose mirror images are on the
     grid too, a mean over queries weighted by their mass there. In the first and the last column there are none.
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
-        dim: -1 mirrors left for right, -2 up for down (the paper, version 1).
 
     Returns:
         One number per head, shape (...); 1 where there is nothing to compare.
     """
-    if dim == -2:
-        maps = maps.transpose(-1, -2).transpose(-3, -4)
     _, width = grid_size(maps)
     common, weight = maps.new_zeros(maps.shape[:-4]), maps.new_zeros(maps.shape[:-4])
     for j in range(1, width - 1):
@@ -114,27 +108,6 @@ def mirror_symmetry(maps: torch.Tensor, dim: int = -1) -> torch.Tensor:
         weight += seen.sum((-3, -2, -1))
         common += torch.minimum(seen, seen.flip(-1)).sum((-3, -2, -1))
     return torch.where(weight > 0, common / weight, 1.)
-
-
-def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
-    """What two maps have in common, in [0, 1]: the sum of minima, which is 1 less their total variation distance.
-
-    Args:
-        maps: Attention maps, shape (..., H, W, H, W).
-        dim: What is compared pair by pair: -5 the heads of a layer, where 0 says that no two look at the same pixel; 0
-            the images of a batch, where 1 says that attention does not depend on them.
-
-    Returns:
-        The mean over pairs at each query, shape (..., H, W) without ``dim``.
-
-    Raises:
-        ValueError: If there are no two to compare, or the maps have another shape.
-    """
-    grid_size(maps)
-    if maps.dim() < 5 or maps.shape[dim] < 2:
-        raise ValueError(f'maps of shape {list(maps.shape)}: needs at least two along dimension {dim} to compare')
-    pairs = itertools.combinations(maps.unbind(dim), 2)
-    return torch.stack([torch.minimum(a, b).sum((-2, -1)) for a, b in pairs]).mean(0)
 
 
 def acting_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
