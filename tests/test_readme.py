@@ -13,11 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 from PIL import Image
 from timm.models import _registry
 
 from timm_selfconv import cli
 from timm_selfconv.measure.tables import format_results, format_zoo, results_rows, zoo_rows
+from timm_selfconv.weights.saving import save_folder
 
 pytestmark = pytest.mark.slow
 REPO = Path(__file__).resolve().parent.parent
@@ -107,6 +109,10 @@ def workplace(tmp_path, monkeypatch):
     Image.new('RGB', (50, 40), 'white').save(tmp_path / 'cat.jpg')
     (tmp_path / 'run').mkdir()
     (tmp_path / 'run' / 'summary.csv').write_text('epoch,eval_top1\n0,40.5\n1,50.25\n')
+    for name in ('cat', 'dog'):
+        (tmp_path / 'pictures' / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new('RGB', (50, 40), 'white').save(tmp_path / 'pictures' / name / f'{i}.jpg')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -114,6 +120,8 @@ def workplace(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'command', [c for c in lines('timm-selfconv') if DATASET not in c and c[1] != 'train'], ids=' '.join)
 def test_commands(command, workplace, capfd):
+    if command[2] == 'local-dir:mynet':
+        save_folder(timm.create_model('sa_quadratic_tiny_cifar', num_classes=2), 'mynet')
     cli.main(command[1:])
     printed = capfd.readouterr()
     assert printed.out and not printed.err

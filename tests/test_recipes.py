@@ -119,10 +119,15 @@ def test_recipes_train_for_two_batches(recipe, images, train_py, monkeypatch, tm
     monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', tmp_path / 'cache')
     name = load(recipe)['model']
     kwargs = {**load(recipe).get('model_kwargs', {}), **small_sizes(name)}
+    data = ['--dataset', f'hfds/{images}']
+    if recipe == 'pictures':
+        for folder in (tmp_path / split / label for split in ('train', 'val') for label in '0123456789'):
+            folder.mkdir(parents=True)
+            Image.new('RGB', (40, 50)).save(folder / '0.png')
+        data = ['--data-dir', str(tmp_path), '--num-classes', '10']
     monkeypatch.setattr('sys.argv', [
-        'train.py', '-c', str(FOLDER / f'{recipe}.yaml'), '--dataset', f'hfds/{images}', '--device', 'cpu',
-        '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1', '--warmup-epochs', '0',
-        '--output', str(tmp_path), '--experiment', recipe,
+        'train.py', '-c', str(FOLDER / f'{recipe}.yaml'), *data, '--device', 'cpu', '--no-prefetcher', '--workers', '0',
+        '--batch-size', '2', '--epochs', '1', '--warmup-epochs', '0', '--output', str(tmp_path), '--experiment', recipe,
         '--model-kwargs', *(f'{key}={value}'.replace(' ', '') for key, value in kwargs.items())])
     train_py.main()
     checkpoint = torch.load(tmp_path / recipe / 'last.pth.tar', weights_only=False)

@@ -15,17 +15,19 @@ this standard deviation; `position_lr_scale`, the learning rate of position enco
 `kd_maps`, which layers learn the maps of which of the teacher's stages, both from 0, and `kd_maps_weight`, how much
 that counts. A teacher (`kd_model_name`) sees the same crops at full size.
 
+Images are resized and cropped as the net's configuration asks for, or to `img_size` pixels, and their classes are the
+net's by name. `num_classes` gives it a new classifier, for those of the data; `pretrained` begins in its weights.
+
 OUTPUT gets last.pth.tar after each epoch (timm's layout), as many older ones as `checkpoint_hist` asks for,
 summary.csv (timm's columns) and history.json, which also says where the heads looked after each epoch. Stop the script
 at any moment and start it again with the same arguments: it goes on after the last whole epoch and ends with the
-weights that it would have had. It tells how to export them. Nothing is chosen by test accuracy: the last weights
-count, or their average (`model_ema`) if the recipe keeps one. To tune a recipe, hold images out of the training split:
+weights that it would have had. It tells how to export them; a net with classes or an image size of its own lies in
+OUTPUT in the end, as timm's `local-dir:` nets do. Nothing is chosen by test accuracy: the last weights count, or their
+average (`model_ema`) if the recipe keeps one. To tune a recipe, hold images out of the training split:
 train_split='train[:45000]' val_split='train[45000:]'.
 """
 import argparse
-import importlib
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -51,32 +53,24 @@ def run_train(options: argparse.Namespace) -> None:
 
     args = read_recipe(options.recipe, options.overrides)
     import torch
-    from filelock import FileLock, Timeout
-    from timm_selfconv.data import load_images
+    from timm_selfconv.data import open_dataset
     from timm_selfconv.measure.evaluation import find_device
-    from timm_selfconv.training.trainer import Training, as_value_error, export_command
+    from timm_selfconv.training.runs import export_command, has_folder, run_facts, save_net, train
 
-    for module in args.device_modules:
-        as_value_error(f'device_modules={args.device_modules}', partial(importlib.import_module, module))
     device = find_device(options.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
-    if device.type == 'cuda':
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True  # as train.py has it
-        args.torchcompile = 'inductor' if args.torchcompile is None else args.torchcompile
     data = options.data or args.dataset
-    columns = (args.input_key, args.target_key, device)
-    training = Training(args, load_images(data, args.train_split, *columns), options.batches)
-    validation = load_images(data, args.val_split, *columns)
-    options.output.mkdir(parents=True, exist_ok=True)
+    datasets = [open_dataset(data, split, None, args.input_key, args.target_key)
+                for split in (args.train_split, args.val_split)]
     try:
-        with FileLock(options.output / '.lock', timeout=0):  # the system's: a kill frees it
-            training.resume(options.output)
-            training.run(validation, options.output, options.shards)
-    except Timeout as e:
-        raise ValueError(f'output={str(options.output)!r}: another training runs there') from e
+        training = train(args, datasets, device, options.output, options.batches, options.shards)
     except FloatingPointError as e:
-        print(f'timm-selfconv: {e}; {options.output} keeps the epochs before', file=sys.stderr)
+        print(f'timm-selfconv: {e}', file=sys.stderr)
         sys.exit(1)
-    print(export_command(training, options, data))
+    if has_folder(args):
+        facts = run_facts(training, options.recipe, options.overrides, data)
+        print(f'timm.create_model({save_net(training, options.output, facts)!r}, pretrained=True)')
+    else:
+        print(export_command(training, options, data))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

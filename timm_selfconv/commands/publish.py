@@ -26,7 +26,9 @@ def run_publish(args: Namespace) -> None:
     names = args.models or list(checksums())
     unknown = sorted(set(names) - set(checksums()))
     if unknown:
-        raise ValueError(f'models={unknown}: no such weights; there are those of {list(checksums())}')
+        raise ValueError(
+            f'models={unknown}: no such weights; there are those of {list(checksums())}; the folder of a net of your '
+            'own goes to the Hub by: hf upload OWNER/NAME FOLDER')
     paths = args.images or demo_pictures()[:2]
     from timm_selfconv.data import open_images
     from timm_selfconv.files import new_folder
