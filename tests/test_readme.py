@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 from PIL import Image
 from timm.models import _registry
 
 from timm_selfconv import cli, train
+from timm_selfconv.hub import save_folder
 from timm_selfconv.measure.tables import format_results, format_zoo, results_rows, zoo_rows
 
 REPO = Path(__file__).resolve().parent.parent
@@ -105,12 +107,18 @@ def workplace(tmp_path, monkeypatch):
     Image.new('RGB', (50, 40), 'white').save(tmp_path / 'cat.jpg')
     (tmp_path / 'run').mkdir()
     (tmp_path / 'run' / 'summary.csv').write_text('epoch,eval_top1\n0,40.5\n1,50.25\n')
+    for name in ('cat', 'dog'):
+        (tmp_path / 'pictures' / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new('RGB', (50, 40), 'white').save(tmp_path / 'pictures' / name / f'{i}.jpg')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize('command', [c for c in lines('timm-selfconv') if DATASET not in c], ids=' '.join)
 def test_commands(command, workplace, capfd):
+    if command[2] == 'local-dir:mynet':
+        save_folder(timm.create_model('sa_quadratic_tiny_cifar', num_classes=2), 'mynet')
     cli.main(command[1:])
     printed = capfd.readouterr()
     assert printed.out or Path(workplace, command[command.index('--out') + 1]).exists()

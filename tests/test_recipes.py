@@ -36,10 +36,10 @@ ARGUMENTS = dict(
     device_modules=[str], model=str, model_kwargs=dict, dataset=str, input_key=str, target_key=str, train_split=str,
     val_split=str, epochs=int, batch_size=int, opt=str, lr=float, momentum=float, weight_decay=float, clip_grad=float,
     sched=str, sched_on_updates=bool, warmup_epochs=int, warmup_lr=float, decay_milestones=[int], decay_rate=float,
-    amp=bool, amp_dtype=str, model_ema=bool, model_ema_decay=float, model_ema_warmup=bool, scale=[float],
-    ratio=[float], hflip=float, color_jitter=float, aa=str, train_interpolation=str, reprob=float, mixup=float,
-    cutmix=float, mixup_prob=float, smoothing=float, drop=float, drop_path=float, seed=int, val_interval=int,
-    checkpoint_hist=int, initial_checkpoint=str)
+    pretrained=bool, amp=bool, amp_dtype=str, model_ema=bool, model_ema_decay=float, model_ema_warmup=bool,
+    scale=[float], ratio=[float], hflip=float, color_jitter=float, aa=str, train_interpolation=str, reprob=float,
+    mixup=float, cutmix=float, mixup_prob=float, smoothing=float, drop=float, drop_path=float, seed=int,
+    val_interval=int, checkpoint_hist=int, initial_checkpoint=str)
 
 
 def load(recipe):
@@ -221,7 +221,8 @@ def images(tmp_path_factory):
 def command(scripts, recipe, images, output, *more):
     """Two batches of a recipe with timm's train.py on a CPU, as python's arguments."""
     return [
-        os.path.join(scripts, 'train.py'), '-c', str(FOLDER / f'{recipe}.yaml'), '--dataset', f'hfds/{images}',
+        os.path.join(scripts, 'train.py'), '-c', str(FOLDER / f'{recipe}.yaml'),
+        *(f'--data-dir {images} --num-classes 4' if recipe == 'pictures' else f'--dataset hfds/{images}').split(),
         '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1',
         '--warmup-epochs', '0', '--output', str(output), '--experiment', recipe, *more]
 
@@ -247,11 +248,21 @@ def trained(done, output, recipe, batches):
     return torch.load(output / recipe / 'last.pth.tar', weights_only=False)
 
 
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory):
+    """A folder of four classes."""
+    folder = tmp_path_factory.mktemp('pictures')
+    for name in (f'{split}/{label}' for split in ('train', 'val') for label in range(4)):
+        (folder / name).mkdir(parents=True)
+        Image.new('RGB', (40, 50)).save(folder / name / '0.png')
+    return folder
+
+
 @pytest.mark.parametrize('recipe', RECIPES)
-def test_recipes_train_for_two_batches(recipe, images, timm_scripts, python, tmp_path):
-    done = python.run(*command(timm_scripts, recipe, images, tmp_path))
+def test_recipes_train_for_two_batches(recipe, images, pictures, timm_scripts, python, tmp_path):
+    done = python.run(*command(timm_scripts, recipe, pictures if recipe == 'pictures' else images, tmp_path))
     checkpoint = trained(done, tmp_path, recipe, batches=2)
-    model = timm.create_model(load(recipe)['model'])
+    model = timm.create_model(load(recipe)['model'], num_classes=4 if recipe == 'pictures' else 10)
     assert model.load_state_dict(checkpoint['state_dict'])
     assert ('state_dict_ema' in checkpoint) == load(recipe).get('model_ema', False)
 

@@ -14,7 +14,7 @@ CHAPTERS = {
         'measure.counting', 'measure.evaluation', 'measure.bench', 'measure.published', 'measure.tables', 'data'),
     'recipes': (
         'training.recipes', 'training.trainer', 'training.augment', 'training.initialization', 'training.optimization',
-        'training.distillation'),
+        'training.distillation', 'training.runs', 'training.picture_folder'),
 }
 
 

@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
+from .commands.finetune import add_finetune
+
 __all__ = ['main', 'parse_args', 'run']
 
 
@@ -112,6 +114,9 @@ def create_parser() -> argparse.ArgumentParser:
     sub.add_argument('--data', help='folder or name as for eval')
     sub.add_argument('--count', type=int, default=100, help='how many images of it (default: 100)')
 
+    sub = command('finetune', 'finetune', 'train a net on a folder of pictures, a folder a class, for these classes')
+    add_finetune(sub)
+
     sub = command('look', 'heads', 'what each head does, and how convolutional each layer is', net, json)
     sub.add_argument('--images', nargs='+', default=[], metavar='IMAGE', help=(
         'pictures to average over; needed by nets that look at content'))
@@ -163,7 +168,13 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    return create_parser().parse_args(argv)
+    parser = create_parser()
+    args, rest = parser.parse_known_args(argv)
+    if 'overrides' in args and not any(word.startswith('-') for word in rest):
+        args.overrides += rest  # behind an option; argparse does not mix the two in subcommands
+    elif rest:
+        parser.error(f'unrecognized arguments: {" ".join(rest)}')
+    return args
 
 
 def quieten() -> None:

@@ -113,6 +113,11 @@ class PictureDataset(Dataset[Tuple[Any, int]]):
                 self.target_transform(label) if self.target_transform else label)
 
 
+def label_numbers(dataset: Any) -> Dict[str, int]:
+    """Labels of a dataset by the names of its classes; empty if it has none."""
+    return getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
+
+
 def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
     """Which class of a model each label of a dataset is, by their names.
 
@@ -125,18 +130,18 @@ def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
     def plain(name: str) -> str:
         return name.lower().replace('_', ' ').replace('-', ' ').strip()
 
-    labels: Dict[str, int] = getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
+    labels = label_numbers(dataset)
     names = list(label_names(model))
     if not names or len(names) != getattr(model, 'num_classes', len(names)) or not labels:
         return None
     classes = {plain(str(name)): i for i, name in enumerate(names)}
+    if all(plain(name) in classes for name in labels):
+        return {label: classes[plain(name)] for name, label in labels.items()}
     if all(name.isdecimal() for name in labels):  # folders 0, 1, 2, ...
         return {label: int(name) for name, label in labels.items()}
-    if not all(plain(name) in classes for name in labels):
-        raise ValueError(
-            f"classes: the dataset's are {sorted(labels)}, the model's {names}; name folders as the model does or give "
-            'a class map')
-    return {label: classes[plain(name)] for name, label in labels.items()}
+    raise ValueError(
+        f"classes: the dataset's are {sorted(labels)}, the model's {names}; name folders as the model does, give a "
+        f'class map, or train a net for these: timm-selfconv finetune, or the key num_classes={len(labels)}')
 
 
 def open_dataset(
@@ -262,20 +267,29 @@ def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str,
     return [(names[int(i)], float(p)) for p, i in zip(best.values, best.indices)]
 
 
-def load_images(data: str, split: str, input_key: str, target_key: str, device: torch.device) -> Images:
-    """A whole split on the device.
+def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:
+    """A whole dataset on the device, resized and cropped as a model's configuration asks for.
+
+    Args:
+        dataset: See :func:`open_dataset`; its transform is replaced.
+        model: One with a timm configuration.
+        device: Where to.
 
     Raises:
-        ValueError: If there is no such dataset, or its images are not of one size.
+        ValueError: If pictures can't be read; they are named, three at most.
     """
-    dataset = open_dataset(data, split, None, input_key, target_key)
-    rows = (dataset[i] for i in trange(len(dataset), desc=split, leave=False, disable=None))
-    pixels, labels = zip(*((np.asarray(image), label) for image, label in rows))
-    shapes = {image.shape for image in pixels}
-    if len(shapes) > 1:
-        raise ValueError(f'data={data!r}: needs images of one size, has {sorted(shapes)[:3]}')
-    images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
-    return images.contiguous().to(device), torch.tensor(labels, device=device)
+    dataset.transform = create_transform(**data_config(model), normalize=False)
+    rows, unreadable = [], []
+    for i in trange(len(dataset), desc='reading', unit='picture', leave=False, disable=None):
+        try:
+            rows.append(dataset[i])
+        except ValueError as e:
+            unreadable.append(str(e))
+    if unreadable:
+        more = f'; and {len(unreadable) - 3} more' if len(unreadable) > 3 else ''
+        raise ValueError('; '.join(unreadable[:3]) + more)
+    images, labels = zip(*rows)
+    return torch.stack(images).to(device), torch.tensor(labels, device=device)
 
 
 def padded_crop(x: torch.Tensor, padding: int) -> torch.Tensor:

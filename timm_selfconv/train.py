@@ -14,26 +14,27 @@ position encodings as a multiple of the others'; `kd_maps`, which layers learn t
 stages, both from 0, and `kd_maps_weight`, how much that counts. A teacher (`kd_model_name`) sees the same crops at full
 size.
 
+Images are resized and cropped as the net's configuration asks for, or to `img_size` pixels, and their classes are the
+net's by name. `num_classes` gives it a new classifier, for those of the data; `pretrained` begins in its weights.
+
 OUTPUT gets last.pth.tar after each epoch (timm's layout), as many older ones as `checkpoint_hist` asks for,
 summary.csv (timm's columns) and history.json, which also says where the heads looked after each epoch. Stop the script
 at any moment and start it again with the same arguments: it goes on after the last whole epoch and ends with the
-weights that it would have had. It tells how to export them. Nothing is chosen by test accuracy: the last weights
-count, or their average (`model_ema`) if the recipe keeps one. To tune a recipe, hold images out of the training split:
+weights that it would have had. It tells how to export them; a net with classes or an image size of its own lies in
+OUTPUT in the end, as timm's `local-dir:` nets do. Nothing is chosen by test accuracy: the last weights count, or their
+average (`model_ema`) if the recipe keeps one. To tune a recipe, hold images out of the training split:
 train_split='train[:45000]' val_split='train[45000:]'.
 """
 import argparse
-import importlib
-from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
 import torch
-from filelock import FileLock, Timeout
 
-from timm_selfconv.data import load_images
+from timm_selfconv.data import open_dataset
 from timm_selfconv.measure.evaluation import find_device
 from timm_selfconv.training.recipes import read_recipe
-from timm_selfconv.training.trainer import Training, as_value_error, export_command
+from timm_selfconv.training.runs import export_command, has_folder, run_facts, save_net, train
 
 
 def natural(text: str) -> int:
@@ -58,26 +59,20 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     options = parser.parse_intermixed_args(argv)
     try:
         args = read_recipe(options.recipe, options.overrides)
-        for module in args.device_modules:
-            as_value_error(f'device_modules={args.device_modules}', partial(importlib.import_module, module))
         device = find_device(options.device)
-        if args.torchcompile is None and device.type == 'cuda':
-            args.torchcompile = 'inductor'
         data = options.data or args.dataset
-        columns = (args.input_key, args.target_key, device)
-        training = Training(args, load_images(data, args.train_split, *columns), options.batches)
-        validation = load_images(data, args.val_split, *columns)
-        options.output.mkdir(parents=True, exist_ok=True)
-        with FileLock(options.output / '.lock', timeout=0):  # the system's: a kill frees it
-            training.resume(options.output)
-            training.run(validation, options.output, options.shards)
-    except Timeout:
-        parser.exit(2, f'timm_selfconv.train: output={str(options.output)!r}: another training runs there\n')
+        datasets = [open_dataset(data, split, None, args.input_key, args.target_key)
+                    for split in (args.train_split, args.val_split)]
+        training = train(args, datasets, device, options.output, options.batches, options.shards)
+        if has_folder(args):
+            facts = run_facts(training, options.recipe, options.overrides, data)
+            print(f'timm.create_model({save_net(training, options.output, facts)!r}, pretrained=True)')
+        else:
+            print(export_command(training, options, data))
     except FloatingPointError as e:
-        parser.exit(1, f'timm_selfconv.train: {e}; {options.output} keeps the epochs before\n')
+        parser.exit(1, f'timm_selfconv.train: {e}\n')
     except (ValueError, OSError) as e:
         parser.exit(2, f'timm_selfconv.train: {e}\n')
-    print(export_command(training, options, data))
 
 
 if __name__ == '__main__':

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,8 +26,8 @@ from PIL import Image
 from timm.data import create_transform
 
 from timm_selfconv import hub, train
-from timm_selfconv.data import at_size, load_images
-from timm_selfconv.models import zoo_names
+from timm_selfconv.data import at_size, class_names, load_images, open_dataset
+from timm_selfconv.models import CIFAR10_CLASSES, zoo_names
 from timm_selfconv.cli import main as cli
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.training import trainer
@@ -39,20 +40,34 @@ TINY = str(RECIPES / 'muon_tiny.yaml')
 LIKE_TIMM = ['crop_padding=null', 'img_sizes={}']  # crops and image sizes as train.py has them
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    """Noise in the layout of timm's image folders, two classes: 24 images to train on and 6 to test."""
-    folder, rng = tmp_path_factory.mktemp('noise'), np.random.default_rng(0)
+def noise(folder, *labels, size=(32, 32)):
+    """Pictures in the layout of timm's image folders: of each class 12 to train on and 3 to test."""
+    rng = np.random.default_rng(0)
     for split, n in (('train', 12), ('test', 3)):
-        for label in ('airplane', 'automobile'):  # eval matches them by name
+        for label in labels:
             (folder / split / label).mkdir(parents=True)
             for i in range(n):
-                pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / split / label / f'{i}.png')
     return folder
 
 
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return noise(tmp_path_factory.mktemp('noise'), 'airplane', 'automobile')  # eval matches them by name
+
+
+@pytest.fixture(scope='module')
+def own(tmp_path_factory):
+    """Classes that no net has, pictures of another size and shape."""
+    return noise(tmp_path_factory.mktemp('own'), 'cow', 'ant', size=(40, 50))
+
+
 SMALL = 'model_kwargs={embed_dim: 8, mlp_dim: 8, depth: 2}'
+
+
+def split(folder, name):
+    return open_dataset(str(folder), name, None, 'img', 'label')
 
 
 def run(folder, output, *more, recipe=TINY):
@@ -122,7 +137,7 @@ def test_images_are_normalised_as_timm_does(folder):
     args = read_recipe(TINY, [*LIKE_TIMM, 'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]'])
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8)
     augment = Augment(args, model, torch.device('cpu'))
-    images, labels = load_images(str(folder), 'test', 'img', 'label', torch.device('cpu'))
+    images, labels = load_images(split(folder, 'test'), model, torch.device('cpu'))
     assert images.dtype == torch.uint8 and labels.tolist() == [0, 0, 0, 1, 1, 1]
     transform = create_transform(**timm.data.resolve_data_config({}, model=model))
     wanted = torch.stack([transform(Image.fromarray(i.permute(1, 2, 0).numpy())) for i in images])
@@ -130,13 +145,69 @@ def test_images_are_normalised_as_timm_does(folder):
     torch.testing.assert_close(augment(images), wanted, rtol=0, atol=1e-5)
 
 
+def test_classes_are_the_net_s_by_name(tmp_path, own, capsys):
+    known, run = noise(tmp_path / 'data', 'truck', 'cat'), tmp_path / 'run'
+    train_set, test_set = (split(known, name) for name in ('train', 'test'))
+    trainer.create_net(read_recipe(TINY, [SMALL]), train_set, test_set)
+    assert [label for _, label in test_set] == [3] * 3 + [9] * 3 and train_set[0][1] == 3
+    refused(capsys, 2, r"dataset's are \['ant', 'cow'\], the model's .* key num_classes=2", own, run, SMALL)
+    refused(capsys, 2, r"num_classes=3: the training images have 2, \('ant', 'cow'\)", own, run, 'num_classes=3')
+    assert not run.exists()
+
+
+@pytest.mark.parametrize('name,count', [('resnet_tiny_cifar', 2), ('sa_quadratic_tiny_cifar', 10)])
+def test_other_classes_get_a_new_classifier(name, count):
+    """Behind the weights that the net has, even if there are as many of them."""
+    names = [f'class {i}' for i in range(count)]
+    dataset = SimpleNamespace(class_to_idx={name: i for i, name in enumerate(names)})
+    keys = [f'model={name}', 'pretrained=true', f'num_classes={count}']
+    ours, trained = trainer.create_net(read_recipe(TINY, keys), dataset), timm.create_model(name, pretrained=True)
+    states = ours.state_dict(), trained.state_dict()
+    assert all(torch.equal(states[0][k], v) == ('fc.' not in k) for k, v in states[1].items())
+    assert class_names(ours, count) == tuple(names) and ours(torch.zeros(1, 3, 32, 32)).shape == (1, count)
+    dataset.class_to_idx = dict(zip(CIFAR10_CLASSES, range(10)))
+    kept = trainer.create_net(read_recipe(TINY, [*keys[:2], 'num_classes=10']), dataset).state_dict()
+    torch.testing.assert_close(kept, trained.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('model', ['resnet_tiny_cifar', 'resvit_cifar'])
+def test_a_net_with_classes_of_its_own_is_a_folder_of_its_own(own, tmp_path, capsys, model):
+    small = 'model_kwargs={channels: [8, 8, 8, 8]}' if model.startswith('resnet') else SMALL
+    more = [f'model={model}', small, 'num_classes=2', 'img_size=16', 'img_sizes={}', 'epochs=1']
+    (tmp_path / 'README.md').write_text('mine')
+    refused(capsys, 2, 'exists: remove it or choose another', own, tmp_path, *more)
+    state = run(own, tmp_path / 'run', *more)['state_dict']
+    said = capsys.readouterr().out.strip().splitlines()[-1]
+    assert said == f"timm.create_model('local-dir:{tmp_path}/run', pretrained=True)"
+    net = timm.create_model(f'local-dir:{tmp_path}/run', pretrained=True)
+    torch.testing.assert_close(net.state_dict(), dict(state), rtol=0, atol=0)
+    assert class_names(net, 2) == ('ant', 'cow') and net.pretrained_cfg['input_size'] == (3, 16, 16)
+    assert (tmp_path / 'README.md').read_text() == 'mine'
+    picture, checkpoint = str(next(own.rglob('*.png'))), str(tmp_path / 'run' / 'last.pth.tar')
+    for command in ['classify', model, picture], ['export', model, '--data', str(own), '--output', str(tmp_path)]:
+        with pytest.raises(SystemExit):
+            cli([*command, '--checkpoint', checkpoint])
+        assert f'cannot be loaded, take local-dir:{tmp_path}/run instead (Error' in capsys.readouterr().err
+
+
+def test_bfloat16_is_for_processors_that_have_it(folder, tmp_path, capsys, monkeypatch):
+    more = ['--batches', '1', 'epochs=1', SMALL]
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', dict, raising=False)
+    assert run(folder, tmp_path, *more)['amp'] is False
+    assert 'trains in float32: this CPU has no arithmetic for bfloat16\n' in capsys.readouterr().out
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: dict(avx512_bf16=True), raising=False)
+    assert small_training(folder, 'amp=true').amp and not small_training(folder).amp
+    refused(capsys, 2, r"run of another recipe \(\['precision'\] differ\)", folder, tmp_path, *more)
+
+
 def test_one_step_is_that_of_torch_s_optimiser(folder):
     """Augmentation off, one batch of all images: its order does not matter."""
     args = read_recipe(TINY, [
         *LIKE_TIMM, 'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'amp=null', 'opt=momentum', 'lr=0.5',
         'sched_on_updates=true', 'warmup_epochs=0', 'batch_size=24', 'epochs=2', 'clip_grad=0.1', SMALL])
-    data = load_images(str(folder), 'train', 'img', 'label', torch.device('cpu'))
-    training = trainer.Training(args, data)
+    net = trainer.create_net(args, dataset := split(folder, 'train'))
+    data = load_images(dataset, net, torch.device('cpu'))
+    training = trainer.Training(args, net, data)
     torch.manual_seed(args.seed)
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8, mlp_dim=8, depth=2)
     torch.testing.assert_close(training.model.state_dict(), model.state_dict(), rtol=0, atol=0)
@@ -157,7 +228,8 @@ def test_one_step_is_that_of_torch_s_optimiser(folder):
 
 
 def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path):
-    more = ['--device', 'cpu', 'epochs=400', 'drop=0.1', 'model_ema=true', 'mixup=0.2', 'cutmix=1', 'reprob=0.5', SMALL]
+    more = ['--device', 'cpu', 'amp=false', 'epochs=400', 'drop=0.1', 'model_ema=true', 'mixup=0.2', 'cutmix=1',
+            'reprob=0.5', SMALL]
     command = [
         sys.executable, '-m', 'timm_selfconv.train', TINY, '--data', str(folder),
         '--output', str(tmp_path / 'killed'), *more, 'batch_size=8']
@@ -339,9 +411,10 @@ def test_the_first_loss_that_is_not_finite_stops_it(folder, tmp_path, capsys, mo
     torch.testing.assert_close(resumed, wanted, rtol=0, atol=0)
 
 
-def small_training(folder, *overrides, split='train'):
+def small_training(folder, *overrides):
     args = read_recipe(TINY, [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
-    return trainer.Training(args, load_images(str(folder), split, 'img', 'label', torch.device('cpu')))
+    net = trainer.create_net(args, dataset := split(folder, 'train'))
+    return trainer.Training(args, net, load_images(dataset, net, torch.device('cpu')))
 
 
 def one_epoch(training):
@@ -423,8 +496,8 @@ def test_gradients_add_up_over_batches(folder):
 def test_every_recipe_is_rehearsed(recipe, folder, tmp_path, capsys, monkeypatch):
     """Two batches of each of its phases, stopped in the middle, resumed and exported; its nets have a test below."""
     phases = yaml.safe_load(recipe.read_text()).get('img_sizes', {})
-    more = ['--batches', '2', 'model=sa_quadratic_tiny_cifar', 'aa=null', f'epochs={max(3, len(phases))}',
-            f'img_sizes={dict(enumerate(phases.values()))}']
+    more = ['--batches', '2', 'model=sa_quadratic_tiny_cifar', 'aa=null', 'val_split=test',
+            f'epochs={max(3, len(phases))}', f'img_sizes={dict(enumerate(phases.values()))}']
     with stopped_after(1):
         run(folder, tmp_path / 'run', *more, recipe=recipe)
     assert run(folder, tmp_path / 'run', *more, recipe=recipe)['epoch'] == max(3, len(phases)) - 1
@@ -496,4 +569,3 @@ def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_p
     assert (tmp_path / 'from_shards' / 'sa_quadratic_tiny_cifar.history.json').read_bytes() == history
     card = (tmp_path / 'from_shards' / 'sa_quadratic_tiny_cifar.md').read_text()
     assert '| epochs | 0.3 |' in card and '| weights | moving average, decay 0.9998 |' in card
-    assert '| precision | trained under bfloat16 autocast, stored as float16 |' in card

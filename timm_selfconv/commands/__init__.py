@@ -6,6 +6,7 @@
     look      classify, demo, heads, figures, curves, explore
     measure   eval, bench
     weights   export, include, prune
+    finetune  finetune
     publish   publish
     scripts   run
 

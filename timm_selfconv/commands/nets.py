@@ -58,7 +58,9 @@ def create_model(
                 raise ValueError(str(e)) from e
             raise
         source = f'model={name!r}' if checkpoint is None else f'checkpoint={checkpoint!r}'
-        raise ValueError(f'{source}: cannot be loaded ({e or type(e).__name__})') from e
+        run = Path(checkpoint or '').parent
+        instead = f', take local-dir:{run} instead' if checkpoint and (run / 'config.json').is_file() else ''
+        raise ValueError(f'{source}: cannot be loaded{instead} ({e or type(e).__name__})') from e
     for key, value in model.state_dict().items():
         if not value.isfinite().all():
             raise ValueError(f'model={name!r}: its weights hold values in {key} that are not finite')

@@ -17,7 +17,9 @@ def run_publish(args: argparse.Namespace) -> None:
     names = args.models or shipped_names()
     unknown = sorted(set(names) - set(shipped_names()))
     if unknown:
-        raise ValueError(f'models={unknown}: no such weights; there are those of {shipped_names()}')
+        raise ValueError(
+            f'models={unknown}: no such weights; there are those of {shipped_names()}; the folder of a net of your own '
+            'goes to the Hub by: hf upload OWNER/NAME FOLDER')
     paths = [Path(image) for image in args.images] or demo_pictures()[:2]
     pictures = dict(zip((path.stem for path in paths), open_images(paths)))
     for name in tqdm(names, unit='net', leave=False, disable=None):

@@ -86,7 +86,8 @@ def number(default: Optional[float], low: float = 0., high: float = math.inf, ab
 
 
 KEYS: Dict[str, Key] = dict(
-    model=text(), model_kwargs=Key({}, dict), initial_checkpoint=text(''),
+    model=text(), model_kwargs=Key({}, dict), pretrained=Key(False, bool), initial_checkpoint=text(''),
+    num_classes=whole(None, above=True), img_size=whole(None, above=True),
     dataset=text(''), input_key=text('img'), target_key=text('label'), train_split=text('train'),
     val_split=text('validation'), device_modules=Key([], list),
     epochs=whole(300, above=True), batch_size=whole(128, above=True), grad_accum_steps=whole(1, above=True),

@@ -6,7 +6,6 @@ import io
 import math
 import os
 import re
-import shlex
 import shutil
 import time
 import zipfile
@@ -19,12 +18,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from timm.data import Mixup
+from timm.layers import to_2tuple
 from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.task import DistillationTeacher
 from timm.utils import ModelEmaV3, random_seed
+from tqdm import tqdm
 
-from timm_selfconv.data import Images, at_size, data_name
+from timm_selfconv.data import Images, at_size, label_names, label_numbers, match_classes
 from timm_selfconv.files import replace_file
 from timm_selfconv.hub import save_shards
 from timm_selfconv.theory import position_blobs
@@ -35,7 +36,7 @@ from .initialization import whiten_stem
 from .optimization import position_groups
 from .recipes import DEFAULTS
 
-__all__ = ['Training', 'as_value_error', 'export_command', 'summary']
+__all__ = ['Training', 'as_value_error', 'computes_bfloat16', 'create_net', 'summary']
 
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
@@ -48,18 +49,60 @@ def as_value_error(what: str, make: Callable[[], Any]) -> Any:
         raise ValueError(f"{what}: {' '.join(str(e).split()) or type(e).__name__}") from e
 
 
+def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
+    """The net of a recipe, for the classes of datasets, whose labels become the numbers that it gives them.
+
+    Args:
+        args: The recipe. Where it has a number of classes that are not the net's own, the classifier is a new one.
+        *datasets: To train on first.
+
+    Raises:
+        ValueError: If there is no such net, or it lacks classes of the datasets.
+    """
+    random_seed(args.seed)
+    model: Any = as_value_error(
+        f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}', lambda: timm.create_model(
+            args.model, pretrained=args.pretrained, checkpoint_path=args.initial_checkpoint, drop_rate=args.drop,
+            drop_path_rate=args.drop_path, **args.model_kwargs))
+    if args.num_classes is not None:
+        names = tuple(label_numbers(datasets[0]))
+        if len(names) not in (0, args.num_classes):
+            raise ValueError(f'num_classes={args.num_classes}: the training images have {len(names)}, {names}')
+        if args.num_classes != model.num_classes or (names and names != label_names(model)):
+            model.reset_classifier(args.num_classes)
+            model.pretrained_cfg.update(label_names=names or None, tag=None)
+    size = args.img_size or args.model_kwargs.get('img_size')
+    if size is not None:
+        if hasattr(model, 'set_input_size'):
+            as_value_error(f'img_size={size}', partial(model.set_input_size, img_size=size))
+        model.pretrained_cfg.update(
+            input_size=(model.pretrained_cfg['input_size'][0], *to_2tuple(size)), test_input_size=None, pool_size=None)
+    for dataset in datasets:
+        numbers = match_classes(model, dataset)
+        if numbers is not None:
+            dataset.target_transform = numbers.__getitem__
+    return model
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether a device has arithmetic for bfloat16; a CPU without takes many times as long as in float32."""
+    capabilities: Any = getattr(torch.cpu, 'get_capabilities', dict)()  # torch 2.5 does not know them
+    return device.type != 'cpu' or any(capabilities.get(name) for name in ('avx512_bf16', 'amx_bf16', 'bf16'))
+
+
 class Training:
     """A net and all that changes while it trains."""
 
-    def __init__(self, args: argparse.Namespace, data: Images, batches: Optional[int] = None):
+    def __init__(self, args: argparse.Namespace, model: Any, data: Images, batches: Optional[int] = None):
         """
         Args:
             args: The recipe.
+            model: Its net, see :func:`create_net`.
             data: Training images and labels, on the device to train on.
             batches: How many an epoch; all that are whole if None.
 
         Raises:
-            ValueError: If the recipe and the data don't fit each other or the net, or there is no such net.
+            ValueError: If the recipe and the data don't fit each other or the net.
         """
         self.args = args
         self.images, self.labels = data
@@ -69,18 +112,16 @@ class Training:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
         self.steps = math.ceil(self.batches / args.grad_accum_steps)
         self.fingerprint = hashlib.sha256(b''.join(x.cpu().numpy().tobytes() for x in data)).hexdigest()
-        random_seed(args.seed)
-        what = f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}'
-        model: Any = as_value_error(what, lambda: timm.create_model(
-            args.model, checkpoint_path=args.initial_checkpoint, drop_rate=args.drop, drop_path_rate=args.drop_path,
-            **args.model_kwargs).to(device))
-        self.model = model.to(memory_format=torch.channels_last)
+        self.amp = args.amp and computes_bfloat16(device)
+        self.progress = tqdm(disable=True)
+        self.model = model.to(device, memory_format=torch.channels_last)
         for name, labels in (('smallest', self.labels.min()), ('largest', self.labels.max())):
             if not 0 <= labels < self.model.num_classes:
                 raise ValueError(f'{name} label {int(labels)}: {args.model} has {self.model.num_classes} classes')
         for size in args.img_sizes.values():  # now, not in the epoch that it begins with
             with torch.no_grad():
-                as_value_error(what, partial(self.model.eval(), at_size(self.images[:1] / 255, size)))
+                image = at_size(self.images[:1] / 255, size)
+                as_value_error(f'img_sizes={args.img_sizes}', partial(self.model.eval(), image))
         self.augment = Augment(args, self.model, device)
         if args.stem_whitening is not None:
             self.whiten_stem()
@@ -151,6 +192,8 @@ class Training:
             raise ValueError('has a checkpoint that timm_selfconv.train did not write; choose another')
         recorded = {**DEFAULTS, **checkpoint['args']}  # an older run knows fewer keys
         differ = sorted(k for k, v in vars(self.args).items() if recorded[k] != v)
+        if checkpoint.get('amp', recorded['amp']) != self.amp:
+            differ.append('precision')
         if checkpoint['steps'] != self.steps:
             differ.append('batches')
         if checkpoint.get('data', self.fingerprint) != self.fingerprint:
@@ -172,8 +215,8 @@ class Training:
         """All there is, in the layout of timm's checkpoints."""
         ema = {} if self.ema is None else dict(state_dict_ema=self.ema.module.state_dict())
         return dict(
-            epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), steps=self.steps,
-            data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
+            epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), amp=self.amp,
+            steps=self.steps, data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
             kd_heads=self.student.heads.state_dict(), optimizer=self.optimizer.state_dict(), history=self.history,
             start=self.start, seconds=self.seconds)
 
@@ -246,7 +289,7 @@ class Training:
             self.optimizer.zero_grad()
             for chosen in group:
                 x = self.augment(self.images[chosen])
-                with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.amp):
                     loss = self.loss(x, self.labels[chosen], size) / len(group)
                 loss.backward()
                 losses[step] += loss.detach()
@@ -261,6 +304,7 @@ class Training:
             if self.ema is not None:
                 self.ema.update(self.model, step=updates)
             scheduler.step_update(updates)
+            self.progress.update()
         scheduler.step(epoch + 1)
         return float(losses.mean())
 
@@ -268,7 +312,7 @@ class Training:
         """Mean loss, and top-1 and top-5 accuracy in percent, in eval mode."""
         images, labels = data
         self.result.eval()
-        with torch.inference_mode(), torch.autocast(images.device.type, torch.bfloat16, enabled=self.args.amp):
+        with torch.inference_mode(), torch.autocast(images.device.type, torch.bfloat16, enabled=self.amp):
             logits = torch.cat([self.result(self.augment.normalize(x)) for x in images.split(500)]).float()
         hit = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         return dict(
@@ -281,20 +325,25 @@ class Training:
             self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.steps)
         scheduler.step_update(len(self.history) * self.steps)
         scheduler.step(len(self.history))
+        if self.args.amp and not self.amp:
+            print('trains in float32: this CPU has no arithmetic for bfloat16', flush=True)
         if self.history:  # the last run may have been killed between its checkpoint and these
             self.publish(output, shards)
-        while len(self.history) < epochs:
-            start = time.perf_counter()
-            row: Dict[str, Any] = dict(epoch=len(self.history), train_loss=self.epoch(scheduler))
-            speed = self.batches * self.args.batch_size / (time.perf_counter() - start)
-            if (row['epoch'] + 1) % self.args.val_interval == 0 or row['epoch'] + 1 == epochs:
-                row.update(self.validate(validation))
-            self.seconds += time.perf_counter() - start
-            row['lr'] = self.optimizer.param_groups[0]['lr']
-            print(' '.join(f'{k} {v:.5g}' for k, v in row.items()), f'{self.seconds:.0f} s', flush=True)
-            self.history.append(dict(row, images_per_second=round(speed, 1), heads=self.heads()))
-            self.save(output)
-            self.publish(output, shards)
+        steps, done = epochs * self.steps, len(self.history) * self.steps
+        with tqdm(total=steps, initial=done, unit='step', leave=False, disable=None) as self.progress:
+            while len(self.history) < epochs:
+                start = time.perf_counter()
+                row: Dict[str, Any] = dict(epoch=len(self.history), train_loss=self.epoch(scheduler))
+                speed = self.batches * self.args.batch_size / (time.perf_counter() - start)
+                if (row['epoch'] + 1) % self.args.val_interval == 0 or row['epoch'] + 1 == epochs:
+                    row.update(self.validate(validation))
+                self.seconds += time.perf_counter() - start
+                row['lr'] = self.optimizer.param_groups[0]['lr']
+                with tqdm.external_write_mode():
+                    print(' '.join(f'{k} {v:.5g}' for k, v in row.items()), f'{self.seconds:.0f} s', flush=True)
+                self.history.append(dict(row, images_per_second=round(speed, 1), heads=self.heads()))
+                self.save(output)
+                self.publish(output, shards)
 
     def publish(self, output: Path, shards: Optional[Path]) -> None:
         """Write what follows from the last checkpoint: summary and history, and shards if asked for."""
@@ -321,31 +370,3 @@ def summary(history: List[Dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(history)
     return text.getvalue()
-
-
-def export_command(training: Training, options: argparse.Namespace, data: str) -> str:
-    """The command that makes a weight file and its model card of a run."""
-    args, device = training.args, training.images.device
-    threads, epochs, batches = torch.get_num_threads(), len(training.history), training.batches
-    overrides, seen = options.overrides, epochs * batches * args.batch_size
-    whole = batches == len(training.images) // args.batch_size
-    facts = {
-        'recipe': options.recipe,
-        'script': 'python -m timm_selfconv.train',
-        'arguments': ' '.join(overrides if whole else [*overrides, f'--batches {batches}']) or 'none',
-        'epochs': epochs if whole else f'{seen / len(training.images):.1f}',
-        'images': None if whole else f'{seen:,}: {epochs} x {batches} batches of {args.batch_size}',
-        'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
-        'initialised from': args.initial_checkpoint or 'none',
-        'teacher': args.kd_model_name or 'none',
-        'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
-        'seed': args.seed,
-        'precision': f"trained {'under bfloat16 autocast' if args.amp else 'in float32'}, stored as float16",
-        'hardware': torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {threads} thread(s)',
-        'time': f'{training.seconds / 60:.0f} minutes',
-        'data': f'{data_name(data)}, split {args.train_split}',
-    }
-    return shlex.join([
-        'timm-selfconv', 'export', args.model, '--checkpoint', str(options.output / 'last.pth.tar'), '--data', data,
-        '--output', str(options.output / 'weights'),
-        *(word for key, value in facts.items() if value not in (None, '') for word in ('--fact', f'{key}={value}'))])

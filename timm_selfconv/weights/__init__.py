@@ -28,7 +28,9 @@ def weights_path(name: str) -> Path:
 
 
 def card_path(name: str) -> Path:
-    """Where the model card of weights lies if they ship with the package; for names see :func:`weights_path`."""
+    """Where the model card of weights lies if they ship, see :func:`weights_path`, or of a net in a ``local-dir:``."""
+    if name.startswith('local-dir:'):
+        return Path(name.removeprefix('local-dir:'), 'README.md')
     return weights_path(name).with_suffix('.md')
 
 

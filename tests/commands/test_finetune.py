@@ -1,0 +1,118 @@
+"""From a folder of pictures to a net that every other command takes."""
+import json
+import re
+
+import numpy as np
+import pytest
+import timm
+from PIL import Image
+
+from timm_selfconv.cli import main
+from timm_selfconv.data import classify, open_images
+from timm_selfconv.training import trainer
+
+NET = 'sa_quadratic_tiny_cifar'
+SMALL = ['pretrained=false', 'model_kwargs={embed_dim: 8, mlp_dim: 8, depth: 2}', 'epochs=2']
+
+
+@pytest.fixture(scope='module')
+def digits(tmp_path_factory):
+    """scikit-learn's, 8 x 8 pixels: the first 40 of each of three classes."""
+    found = pytest.importorskip('sklearn.datasets').load_digits()
+    folder = tmp_path_factory.mktemp('digits')
+    for label, name in zip((1, 3, 4), ('one', 'three', 'four')):
+        (folder / name).mkdir()
+        for i, pixels in enumerate(found.images[found.target == label][:40]):
+            Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(folder / name / f'{i}.png')
+    return folder
+
+
+@pytest.fixture(scope='module')
+def net(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('nets') / 'net'
+    main(['finetune', NET, str(digits), '--output', str(folder), 'hflip=0', '--img-size', '16', 'batch_size=16'])
+    return folder
+
+
+def test_digits_are_told_apart_and_the_card_says_how(digits, net):
+    model = timm.create_model(f'local-dir:{net}', pretrained=True).eval()
+    config, card = json.loads((net / 'config.json').read_text()), (net / 'README.md').read_text()
+    assert config['label_names'] == ['four', 'one', 'three'] and config['num_classes'] == 3
+    assert config['pretrained_cfg']['input_size'] == [3, 16, 16] and 'label_names' not in config['pretrained_cfg']
+    pictures = sorted(digits.rglob('*.png'))
+    right = [name == path.parent.name for path, (name, _) in zip(pictures, classify(model, open_images(pictures)))]
+    assert np.mean(right) > 0.8
+    accuracy = float(re.search(r'\| validation accuracy \| ([\d.]+) ', card)[1])
+    assert accuracy > 0.8 and 24 * accuracy == pytest.approx(round(24 * accuracy), abs=0.01)
+    assert f'| initialised from | {NET} |\n| teacher | none |' in card
+    assert '| data | digits0: 96 pictures to train on, 24 to validate on (20% of each class, ' in card
+    assert '| arguments | hflip=0 batch_size=16 |' in card and "create_model('local-dir:net', pretrained=True)" in card
+    assert 'for pictures of 16 x 16 pixels and 3 classes: four, one, three.' in card
+
+
+@pytest.mark.parametrize('command', [
+    ['classify', '{net}', '{picture}'], ['heads', '{net}'], ['explore', '{net}', '{picture}', '--out', '{new}.html'],
+    ['eval', '{net}', '--data', '{digits}']], ids=lambda command: command[0])
+def test_every_command_takes_the_net(digits, net, tmp_path, capsys, command):
+    places = dict(
+        net=f'local-dir:{net}', picture=digits / 'three' / '0.png', new=tmp_path / 'new', digits=digits)
+    main([word.format(**places) for word in command])
+    told = {'classify': 'three', 'heads': 'layer', 'explore': 'open it in a browser', 'eval': 'on 120 images'}
+    assert told[command[0]] in capsys.readouterr().out
+
+
+def test_a_killed_one_goes_on_and_a_whole_one_stays(digits, tmp_path, monkeypatch, capsys):
+    def finetune(output, *more):
+        main(['finetune', NET, str(digits), '--seed', '3', '--output', str(tmp_path / output), *SMALL, *more])
+        return {path.name: path.read_bytes() for path in (tmp_path / output).glob('*.*') if path.suffix != '.tar'}
+
+    def killed(*args):
+        raise KeyboardInterrupt
+    whole = finetune('whole')
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer.Training, 'publish', killed)
+        finetune('killed')
+    assert not (tmp_path / 'killed' / 'config.json').exists()
+    resumed = finetune('killed')
+    assert resumed['model.safetensors'] == whole['model.safetensors'] and resumed['config.json'] == whole['config.json']
+    assert finetune('killed') == resumed
+    with pytest.raises(SystemExit):
+        finetune('killed', 'lr=0.5')
+    assert "another recipe (['lr'] differ)" in capsys.readouterr().err
+
+
+def test_teachers_pass_on(digits, tmp_path):
+    """To a net that was begun in one that had some."""
+    nets = [tmp_path / name for name in ('first', 'second')]
+    main(['finetune', NET, str(digits), '--output', str(nets[0]), *SMALL, 'epochs=1'])
+    card = (nets[0] / 'README.md').read_text()
+    assert '| initialised from | none |\n| teacher | none |' in card
+    (nets[0] / 'README.md').write_text(card.replace('teacher | none', 'teacher | resnet18_cifar (0.9474)'))
+    main(['finetune', f'local-dir:{nets[0]}', str(digits), '--output', str(nets[1]), 'epochs=1'])
+    assert '| initialised from | first |\n| teacher | resnet18_cifar |' in (nets[1] / 'README.md').read_text()
+
+
+@pytest.mark.parametrize('arguments,message', [
+    ([NET, 'nowhere'], "folder='nowhere': there is none"),
+    (['sa_quadratic_h16_cifar', '{digits}'], 'has no trained weights yet'),
+    ([NET, '{digits}', 'nonsense=1'], "does not do ['nonsense']"),
+    ([NET, '{digits}', '--img-size', '18'], 'img_size=18'),
+    ([NET, '{digits}', '--checkpoint', 'nowhere.pth'], "initial_checkpoint='nowhere.pth'"),
+])
+def test_what_cannot_be_is_told_in_a_line(digits, tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        main(['finetune', *(word.format(digits=digits) for word in arguments), '--output', str(tmp_path / 'net')])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.count('\n') == 1 and message in error
+    assert not (tmp_path / 'net').exists()
+
+
+def test_unreadable_pictures_are_named_before_training(tmp_path, capsys):
+    for name in ('cat', 'dog'):
+        (tmp_path / 'own' / name).mkdir(parents=True)
+        for i in range(5):
+            (tmp_path / 'own' / name / f'{i}.jpg').write_bytes(b'no picture')
+    with pytest.raises(SystemExit):
+        main(['finetune', NET, str(tmp_path / 'own'), '--output', str(tmp_path / 'net'), *SMALL])
+    assert re.search(r"cat/\d.jpg': needs a readable picture.*; and 5 more", capsys.readouterr().err)
+    assert not (tmp_path / 'net').exists()

@@ -1,0 +1,72 @@
+"""Folders of pictures: what is held out, and what is refused before training begins."""
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from timm_selfconv.training.picture_folder import open_picture_folder
+
+
+def fill(folder, **classes):
+    """So many pictures of each class, and an empty folder for none."""
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new('RGB', (8, 8)).save(folder / name / f'{i}.png')
+    return folder
+
+
+def files(dataset):
+    return [file for file, _ in dataset.reader.samples]
+
+
+def test_a_fifth_of_each_class_is_held_out_by_the_seed(tmp_path):
+    fill(tmp_path, cat=10, dog=5, eel=2, **{'10': 2, '9': 3})
+    train, held, told = open_picture_folder(tmp_path, 1)
+    assert list(train.reader.class_to_idx) == list(held.reader.class_to_idx) == ['9', '10', 'cat', 'dog', 'eel']
+    assert Counter(Path(file).parent.name for file in files(held)) == dict(cat=2, dog=1, eel=1, **{'9': 1, '10': 1})
+    assert sorted(files(train) + files(held)) == sorted(map(str, tmp_path.rglob('*.png')))
+    assert told == '20% of each class, drawn by seed 1'
+    same, other = (files(open_picture_folder(tmp_path, seed)[1]) for seed in (1, 2))
+    assert same == files(held) != other
+
+
+@pytest.mark.parametrize('name', ['val', 'validation', 'test'])
+def test_pictures_to_validate_on_may_have_a_folder(tmp_path, name):
+    fill(tmp_path / 'train', cat=2, dog=3)
+    fill(tmp_path / name, dog=1, cat=4)
+    train, held, told = open_picture_folder(tmp_path, 1)
+    assert [label for _, label in train.reader.samples] == [0, 0, 1, 1, 1]
+    assert [label for _, label in held.reader.samples] == [0] * 4 + [1] and told == f'those in {name}'
+
+
+def test_of_a_folder_train_only_a_share_is_held_out(tmp_path):
+    fill(tmp_path / 'train', cat=5, dog=5)
+    assert [len(dataset) for dataset in open_picture_folder(tmp_path, 1)[:2]] == [8, 2]
+
+
+@pytest.mark.parametrize('folders,message', [
+    ({'.': dict(cat=3)}, r"needs 2 classes at least, has \['cat'\]"),
+    ({'.': dict(cat=3, dog=0, eel=0)}, r"needs pictures \(.png.*has none of \['dog', 'eel'\]"),
+    ({'.': dict(cat=0, dog=0)}, r"needs pictures \(.png, .jpg, .jpeg\) in .*CLASS, has none"),
+    ({'.': dict(cat=3, dog=1)}, r"needs 2 pictures of 'dog', one to hold out, has 1"),
+    ({'train': dict(cat=3, dog=3), 'val': dict(cat=3, cow=1)}, r"val': .*on, \['cat', 'dog'\], has \['cat', 'cow'"),
+    ({'train': dict(cat=3, dog=3), 'val': dict(cat=3)}, r"val': .* train on, \['cat', 'dog'\], has \['cat'\]"),
+    ({'train': dict(cat=3, dog=3), 'val': dict(cat=3, dog=0)}, r"val': .*has none of \['dog'\]"),
+    ({'val': dict(cat=3, dog=3)}, r"has val, needs train beside it"),
+    ({'cat': dict(young=3), '.': dict(dog=3)}, r"has 3 elsewhere, such as .*young"),
+    ({'.': dict(cat=3, dog=3, **{'..': 1})}, r"has 1 elsewhere"),
+], ids=str)
+def test_folders_that_make_no_net_are_refused(tmp_path, folders, message):
+    for name, classes in folders.items():
+        (tmp_path / 'own' / name).mkdir(parents=True, exist_ok=True)
+        if '..' in classes:
+            Image.new('RGB', (8, 8)).save(tmp_path / 'own' / 'stray.png')
+            classes = {k: v for k, v in classes.items() if k != '..'}
+        fill(tmp_path / 'own' / name, **classes)
+    with pytest.raises(ValueError) as refused:
+        open_picture_folder(tmp_path / 'own', 1)
+    assert re.search(message, str(refused.value)), refused.value
+    assert 'own' in str(refused.value) and '\n' not in str(refused.value)

@@ -1,0 +1,171 @@
+"""A run from beginning to end, and what it leaves: the command that exports it, or a folder that timm loads."""
+import argparse
+import copy
+import importlib
+import shlex
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence
+
+import torch
+from filelock import FileLock, Timeout
+from huggingface_hub import ModelCardData
+from timm.models import save_for_hf
+
+from timm_selfconv.data import class_names, data_name, load_images
+from timm_selfconv.files import check_new, replace_file
+from timm_selfconv.hub import write_errors
+from timm_selfconv.models._weights import WEIGHTS_FILE
+from timm_selfconv.weights import default_weights, teachers
+from .trainer import Training, as_value_error, create_net
+
+__all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
+
+
+def has_folder(args: argparse.Namespace) -> bool:
+    """Whether a recipe makes a net with classes or an image size of its own, so that it becomes a folder of its own."""
+    return args.num_classes is not None or args.img_size is not None
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that has files but no run, before the work that would overwrite them.
+
+    Raises:
+        FileExistsError: If it has.
+    """
+    if folder.is_dir() and ((folder / 'last.pth.tar').is_file() or all(p.name[0] == '.' for p in folder.iterdir())):
+        return  # a run, or what is left of one that was killed in its first epoch
+    check_new(folder)
+
+
+def train(
+        args: argparse.Namespace,
+        datasets: Sequence[Any],
+        device: torch.device,
+        output: Path,
+        batches: Optional[int] = None,
+        shards: Optional[Path] = None,
+) -> Training:
+    """Train the net of a recipe in a folder, from where the run that it holds stopped.
+
+    Args:
+        args: The recipe.
+        datasets: To train and to validate on, see :func:`timm_selfconv.data.open_dataset`.
+        device: Where.
+        output: The folder.
+        batches: How many an epoch; all that are whole if None.
+        shards: Where else the weights go after each epoch.
+
+    Raises:
+        ValueError: If recipe, data and folder don't fit each other, or another training runs in the folder.
+        FileExistsError: If the folder has files that are no run's, and the net would be put among them.
+        FloatingPointError: At the first loss that is not finite.
+    """
+    for module in args.device_modules:
+        as_value_error(f'device_modules={args.device_modules}', partial(importlib.import_module, module))
+    if args.torchcompile is None and device.type == 'cuda':
+        args.torchcompile = 'inductor'
+    if has_folder(args):
+        check_folder(output)
+    net = create_net(args, *datasets)
+    images, validation = (load_images(dataset, net, device) for dataset in datasets)
+    training = Training(args, net, images, batches)
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(output / '.lock', timeout=0):  # the system's: a kill frees it
+            training.resume(output)
+            training.run(validation, output, shards)
+    except Timeout as e:
+        raise ValueError(f'output={str(output)!r}: another training runs there') from e
+    except FloatingPointError as e:
+        raise FloatingPointError(f'{e}; {output} keeps the epochs before') from e
+    return training
+
+
+def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dict[str, Any]:
+    """How the weights of a run came about: the rows of its model card; None for what does not apply."""
+    args, device = training.args, training.images.device
+    threads, epochs, batches = torch.get_num_threads(), len(training.history), training.batches
+    seen = epochs * batches * args.batch_size
+    whole = batches == len(training.images) // args.batch_size
+    origin = args.initial_checkpoint or (default_weights(args.model) if args.pretrained else '')
+    taught = dict.fromkeys([*teachers(origin), *filter(None, [args.kd_model_name])])
+    return {
+        'recipe': recipe,
+        'script': 'python -m timm_selfconv.train',
+        'arguments': ' '.join(overrides if whole else [*overrides, f'--batches {batches}']) or 'none',
+        'epochs': epochs if whole else f'{seen / len(training.images):.1f}',
+        'images': None if whole else f'{seen:,}: {epochs} x {batches} batches of {args.batch_size}',
+        'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
+        'initialised from': data_name(origin.removeprefix('local-dir:')) if origin else 'none',
+        'teacher': ', '.join(taught) or 'none',
+        'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
+        'seed': args.seed,
+        'precision': f"trained {'under bfloat16 autocast' if training.amp else 'in float32'}, "
+                     f"stored as {'float32' if has_folder(args) else 'float16'}",
+        'hardware': torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {threads} thread(s)',
+        'time': f'{training.seconds / 60:.0f} minutes',
+        'data': f'{data_name(data)}, split {args.train_split}',
+    }
+
+
+def export_command(training: Training, options: argparse.Namespace, data: str) -> str:
+    """The command that makes a weight file and its model card of a run."""
+    facts = run_facts(training, options.recipe, options.overrides, data)
+    return shlex.join([
+        'timm-selfconv', 'export', training.args.model, '--checkpoint', str(options.output / 'last.pth.tar'),
+        '--data', data, '--output', str(options.output / 'weights'),
+        *(word for key, value in facts.items() if value not in (None, '') for word in ('--fact', f'{key}={value}'))])
+
+
+def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
+    """Put the net of a run into its folder as timm's ``local-dir:`` nets are, with a model card.
+
+    Args:
+        training: The run, ended.
+        folder: Its folder.
+        facts: The rows of the card, see :func:`run_facts`; the accuracy of the last validation follows them.
+
+    Returns:
+        The net's name for timm.
+
+    Raises:
+        OSError: If it can't be written whole.
+    """
+    name = folder.resolve().name
+    net: Any = copy.deepcopy(training.result).to(memory_format=torch.contiguous_format).cpu()
+    classes, (height, width) = class_names(net, net.num_classes), training.images.shape[-2:]
+    net.pretrained_cfg.pop('label_names', None)  # where transformers looks, they lie one level higher
+    data = ModelCardData(
+        library_name='timm', pipeline_tag='image-classification',
+        tags=['image-classification', 'timm', 'timm_selfconv'])
+    rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items() if value not in (None, ''))
+    card = f"""---
+{data.to_yaml()}
+---
+
+# {name}
+
+`{net.pretrained_cfg['architecture']}` for pictures of {height} x {width} pixels and {len(classes)} classes: \
+{', '.join(classes)}.
+
+| | |
+|---|---|
+{rows}
+| validation accuracy | {training.history[-1]['eval_top1'] / 100:.4f} (in eval mode) |
+
+```python
+import timm
+import timm_selfconv  # registers the model
+
+model = timm.create_model('local-dir:{name}', pretrained=True).eval()
+```
+"""
+    with write_errors(folder), tempfile.TemporaryDirectory() as temporary:
+        save_for_hf(net, temporary, model_config=dict(label_names=classes), safe_serialization=True)
+        Path(temporary, 'README.md').write_text(card)
+        for file in (WEIGHTS_FILE, 'README.md', 'config.json'):  # the last makes a net of a folder
+            replace_file(folder / file, partial(shutil.copyfile, Path(temporary, file)))
+    return f'local-dir:{folder}'
