@@ -14,9 +14,9 @@ from tqdm import trange
 from timm_selfconv.weights.loading import require_hub
 
 __all__ = [
-    'PictureDataset', 'at_size', 'class_names', 'classify', 'data_config', 'data_name', 'load_images', 'match_classes',
-    'label_names', 'open_dataset', 'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'sample_pictures',
-    'to_picture', 'top_classes']
+    'PictureDataset', 'at_size', 'class_names', 'classify', 'data_config', 'data_name', 'label_names', 'load_images',
+    'match_classes', 'open_dataset', 'open_images', 'padded_crop', 'preprocess', 'random_resized_crop',
+    'sample_pictures', 'to_picture', 'top_classes']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
 DATA_KEYS = ('input_size', 'interpolation', 'crop_pct', 'crop_mode', 'mean', 'std')  # of a timm configuration
