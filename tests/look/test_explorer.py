@@ -288,7 +288,8 @@ def test_link_and_picture_of_the_view(open_page):
 
 def test_averages_show_no_single_pictures_classes(open_page):
     page = open_page(explorer_page({'net': create('sa_learned_content_cifar')}, PICTURES), hash='mean=1')
-    assert not page.locator('.classes').is_visible() and 'Mean over 2 pictures' in page.locator('output').text_content()
+    page.get_by_text('Mean over 2 pictures').wait_for()
+    assert not page.locator('.classes').is_visible()
     shown = page.evaluate("""async () => {
         const image = document.querySelector('.stage img'), canvas = document.createElement('canvas');
         await image.decode();
