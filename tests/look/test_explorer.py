@@ -375,7 +375,8 @@ def test_the_film_shows_where_the_heads_were_after_each_epoch(open_page, tmp_pat
     page.wait_for_timeout(600)
     assert page.evaluate('state.epoch > 0 && Number.isInteger(state.epoch)')  # for who asks for less motion
     page.get_by_text('Pause').click()
-    assert page.evaluate('[player, state.epoch < 90]') == [0, True] and page.get_by_text('Play').is_visible()
+    page.get_by_text('Play').wait_for()
+    assert page.evaluate('[player, state.epoch < 90]') == [0, True]
     slider.press('End')
     page.get_by_text('after epoch 90 of 90, training loss 0.10, 90.0 % of the validation images right').wait_for()
     page.wait_for_timeout(400)
