@@ -250,7 +250,8 @@ def test_link_and_picture_of_the_view(open_page):
 
 def test_averages_show_no_single_pictures_classes(open_page):
     page = open_page(explorer_page({'net': create('sa_learned_content_cifar')}, PICTURES), hash='mean=1')
-    assert not page.locator('.classes').is_visible() and 'Mean over 2 pictures' in page.locator('output').text_content()
+    page.get_by_text('Mean over 2 pictures').wait_for()
+    assert not page.locator('.classes').is_visible()
     shown = page.evaluate("""async () => {
         const image = document.querySelector('.stage img'), canvas = document.createElement('canvas');
         await image.decode();
@@ -336,7 +337,8 @@ def test_the_film_shows_where_the_heads_were_after_each_epoch(open_page, tmp_pat
     page.wait_for_timeout(600)
     assert page.evaluate('state.epoch > 0 && Number.isInteger(state.epoch)')  # for who asks for less motion
     page.get_by_text('Pause').click()
-    assert page.evaluate('[player, state.epoch < 90]') == [0, True] and page.get_by_text('Play').is_visible()
+    page.get_by_text('Play').wait_for()
+    assert page.evaluate('[player, state.epoch < 90]') == [0, True]
     slider.press('End')
     page.get_by_text('after epoch 90 of 90, training loss 0.10, 90.0 % of the validation images right').wait_for()
     page.wait_for_timeout(400)

@@ -125,6 +125,7 @@ function describeMode() {
 function paint() {
   const view = document.getElementById('view'), ratio = Math.max(2, devicePixelRatio);
   describeMode();
+  for (const panel of panels) panel.describe();
   view.classList.add('still');
   const { left, top, width, height } = view.getBoundingClientRect();
   const margin = 16, sides = [width, height].map(side => Math.ceil((side + 2 * margin) * ratio));
