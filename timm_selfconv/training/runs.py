@@ -16,7 +16,7 @@ from timm.models import save_for_hf
 
 from timm_selfconv.data import class_names, data_name, load_images
 from timm_selfconv.files import check_new, replace_file
-from timm_selfconv.weights import default_weights, teachers
+from timm_selfconv.weights import card_facts, default_weights, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
 from timm_selfconv.weights.saving import write_errors
 from .trainer import Training, as_value_error, create_net
@@ -101,7 +101,7 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
         'images': None if whole else f'{seen:,}: {epochs} x {batches} batches of {args.batch_size}',
         'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
         'initialised from': data_name(origin.removeprefix('local-dir:')) if origin else 'none',
-        'teacher': ', '.join(taught) or 'none',
+        'teacher': ', '.join(taught) or ('unknown' if origin and not card_facts(origin) else 'none'),
         'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
         'seed': args.seed,
         'precision': f"trained {'under bfloat16 autocast' if training.amp else 'in float32'}, "
