@@ -66,17 +66,19 @@ def test_what_train_py_would_take_wrongly_is_found(wrong, train_py):
     assert list(misfits(wrong, train_py.parser)) == list(wrong)
 
 
-def test_commands_of_the_chapter_are_taken(train_py):
-    """Those that name a recipe, by train.py or by our trainer."""
-    commands = [shlex.split(span) for span in re.findall('`([^`]*recipes/.+?)`', (FOLDER / 'README.md').read_text())]
-    nets = []
-    for words in commands:
-        if words[0] == '-c':
-            nets.append(train_py.parser.parse_args(words[2:]).model)
-            assert (FOLDER.parent / words[1]).is_file()
-        elif words[0].startswith('recipes/'):
-            nets.append(read_recipe(str(FOLDER.parent / words[0]), words[1:]).model)
+def test_commands_of_the_chapter_are_taken():
+    spans = re.findall('`(recipes/.+?)`', (FOLDER / 'README.md').read_text())
+    words = [shlex.split(span) for span in spans if 'model=' in span]
+    nets = [read_recipe(str(FOLDER.parent / recipe), overrides).model for recipe, *overrides in words]
     assert len(nets) > 2 * len(RECIPES) and all(timm.is_model(net) for net in nets)
+
+
+def test_eight_gpus_keep_the_learning_rate_an_image(train_py):
+    rows = re.findall(r'^\| \[`(\w+)`\].*\| `(.+?)` \|$', (FOLDER / 'README.md').read_text(), re.MULTILINE)
+    assert sorted(recipe for recipe, _ in rows) == RECIPES
+    for recipe, arguments in rows:
+        one, eight = load(recipe), train_py.parser.parse_args(arguments.split())
+        assert (eight.lr or one['lr']) / (8 * eight.batch_size) == pytest.approx(one['lr'] / one['batch_size'])
 
 
 COMMON = dict(
