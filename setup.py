@@ -1,6 +1,6 @@
 """The settings are in pyproject.toml. For the package index: TIMM_SELFCONV_WEIGHTS=tiny python -m build --wheel
 
-makes a wheel with the weights of the tiny nets alone; those of the others come from the Hub.
+makes a wheel with the weights of the tiny nets only; those of the others come from the Hub.
 """
 import os
 import re

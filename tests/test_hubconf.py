@@ -5,7 +5,7 @@ from timm_selfconv.models import zoo_names
 
 
 def test_every_model_is_listed_and_described(repo):
-    """What torch.hub.list and torch.hub.help read, which take repositories on GitHub alone."""
+    """What torch.hub.list and torch.hub.help read, which take repositories on GitHub only."""
     hubconf = torch.hub._import_module('hubconf', repo / 'hubconf.py')
     listed = [n for n in dir(hubconf) if callable(getattr(hubconf, n)) and not n.startswith('_')]
     assert sorted(listed) == sorted(zoo_names())

@@ -466,7 +466,7 @@ def test_offset_tables(name, grid):
 
 
 def test_sizes():
-    """A net of positions alone takes little room, however many pixels."""
+    """A net of positions only takes little room, however many pixels."""
     model = timm.create_model('sa_quadratic_gen_cifar', embed_dim=16, mlp_dim=8)
     images = {str(i): picture(i) for i in range(4)}
     page = explorer_page({'net': model}, images)

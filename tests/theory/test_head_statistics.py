@@ -16,7 +16,7 @@ SEEDS = st.integers(0, 2 ** 20)
 
 
 def relative_maps(scores):
-    """Softmax of scores that depend on the offset alone, shape (2 H - 1, 2 W - 1), zero offset in the middle."""
+    """Softmax of scores that depend on the offset only, shape (2 H - 1, 2 W - 1), zero offset in the middle."""
     height, width = (scores.shape[0] + 1) // 2, (scores.shape[1] + 1) // 2
     rows = torch.arange(height)[None, :] - torch.arange(height)[:, None] + height - 1
     cols = torch.arange(width)[None, :] - torch.arange(width)[:, None] + width - 1

@@ -68,7 +68,7 @@ def add_model(parser: ArgumentParser) -> None:
 def add_fuse(parser: ArgumentParser) -> None:
     """Whether and how closely a net is fused: the tolerance of :func:`fused`."""
     parser.add_argument('--fuse', type=float, nargs='?', const=0., metavar='TOLERANCE', help=(
-        'run the net fused for inference, its attention maps off by at most TOLERANCE (default: rounding alone)'))
+        'run the net fused for inference, its attention maps off by at most TOLERANCE (default: rounding only)'))
 
 
 def add_data(parser: ArgumentParser, split: str = 'test') -> None:

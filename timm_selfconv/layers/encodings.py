@@ -141,7 +141,7 @@ class QuadraticEncoding(nn.Module):
         """Scores of the terms that know positions, split by axis, up to a constant per query.
 
         Args:
-            query: Scaled queries, shape (B, heads, Q, W, head_dim); needed by the content-position term alone.
+            query: Scaled queries, shape (B, heads, Q, W, head_dim); needed by the content-position term only.
             height: Number of rows H.
             width: Number of columns W.
             first: First row of queries.

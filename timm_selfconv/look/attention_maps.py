@@ -45,7 +45,7 @@ def attention_layers(model: nn.Module) -> List[Any]:
 
 
 def looks_at_content(model: nn.Module) -> bool:
-    """Whether a net's attention depends on the image, not on positions alone.
+    """Whether a net's attention depends on the image, not on positions only.
 
     Raises:
         ValueError: If it has no attention that :func:`attention_maps` can read.
@@ -155,8 +155,8 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
     :class:`SelfAttention2d` are computed beside the forward pass from what enters each layer, and transformers run
     through explicit maps. The net itself is left alone, so other threads may run or train it meanwhile.
 
-    Of transformers these are the maps of patches alone. Prefix tokens (class token, registers) are left out, as queries
-    and as keys, and what is left is scaled to sum to 1: the softmax over patches alone, without what a query gives to
+    Of transformers these are the maps of patches only. Prefix tokens (class token, registers) are left out, as queries
+    and as keys, and what is left is scaled to sum to 1: the softmax over patches only, without what a query gives to
     the prefix tokens.
 
     Args:

@@ -31,7 +31,7 @@ class HeadReport:
         entropy: In nats.
         largest: Largest probability.
         consistency: How much of its pattern stays as the query moves, from 0 to 1; over all queries. None where it is 1
-            by construction, as attention by position alone is.
+            by construction, as attention by position only is.
         constancy: How much of its attention two images have in common, from 0 to 1. None where it is 1 by construction,
             and for a single image.
         symmetry: How much of its pattern is its mirror image, left for right and up for down, from 0 to 1; over all
@@ -83,7 +83,7 @@ def report_layer(
         by_position: bool = False,
         gates: Optional[Sequence[float]] = None,
 ) -> LayerReport:
-    """Report on a layer from its attention maps, shape (B, heads, H, W, H, W), made by position alone or not."""
+    """Report on a layer from its attention maps, shape (B, heads, H, W, H, W), made by position only or not."""
     def mean(values: torch.Tensor) -> List[float]:
         return theory.interior(values, kernel_size).mean((0, -2, -1)).tolist()
 
@@ -130,7 +130,7 @@ def report_heads(
 
     Args:
         model: Net with a timm configuration, whose attention :func:`attention_maps` can read.
-        images: Pictures to look at, preprocessed as the configuration says; a net that attends by position alone needs
+        images: Pictures to look at, preprocessed as the configuration says; a net that attends by position only needs
             none.
         kernel_size: Side of the convolutions to compare with.
         part: What to see of ConViT's gated attention, see :func:`attention_maps`; 'position' needs no pictures.

@@ -62,7 +62,7 @@ class ZooNet(nn.Module):
         """
         Args:
             in_chans: Channels of the images.
-            num_classes: Number of classes, 0 for features alone.
+            num_classes: Number of classes, 0 for features only.
             num_features: Channels of the features.
             depth: Number of layers.
             min_size: Smallest height and width of the images.
@@ -180,7 +180,7 @@ class BlockNet(ZooNet):
     with that pass's input and asked for ``only_keys``.
     """
     output_fmt = 'NHWC'
-    __constants__ = ('shares_key',)  # not Final: torchscript reads the annotations of the net's own class alone
+    __constants__ = ('shares_key',)  # not Final: torchscript reads the annotations of the net's own class only
 
     def __init__(
             self,
@@ -195,7 +195,7 @@ class BlockNet(ZooNet):
         Args:
             patch_size: Side of the patches, in pixels.
             in_chans: Channels of the images.
-            num_classes: Number of classes, 0 for features alone.
+            num_classes: Number of classes, 0 for features only.
             embed_dim: Channels of what blocks take and give.
             depth: Number of layers: of blocks, or of passes through the one block of a hierarchical net.
             hierarchical: Let all layers share one block, and all its passes the keys of the first one's input.

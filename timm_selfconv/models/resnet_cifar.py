@@ -30,7 +30,7 @@ class ResNetCifar(ResNet):
         """
         Args:
             in_chans: Channels of the images.
-            num_classes: Number of classes, 0 for features alone.
+            num_classes: Number of classes, 0 for features only.
             img_size: Height and width of the images, in pixels. It takes any: nothing is made for a size.
             **kwargs: Arguments of timm's ResNet.
         """

@@ -98,7 +98,7 @@ class ResVit(BlockNet):
             img_size: Height and width of the images, in pixels, which the positions are made for.
             patch_size: Side of the patches, in pixels: the convolutional stem keeps the resolution.
             in_chans: Channels of the images.
-            num_classes: Number of classes, 0 for features alone.
+            num_classes: Number of classes, 0 for features only.
             global_pool: Pooling over all positions, '' for none.
             stem_dim: Channels of the stem and its two residual blocks.
             embed_dim: Channels of the tokens and of every head.

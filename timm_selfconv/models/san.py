@@ -126,7 +126,7 @@ class SAN(ZooNet):
         """
         Args:
             in_chans: Channels of the images.
-            num_classes: Number of classes, 0 for features alone.
+            num_classes: Number of classes, 0 for features only.
             global_pool: Pooling over all positions, '' for none.
             kind: 'pairwise' or 'patchwise' attention, see :class:`SanAttention2d`.
             channels: Channels of each stage, multiples of 32.

@@ -100,7 +100,7 @@ class SelfAttentionNet(BlockNet):
                 quadratic or sinusoid encoding takes any other just as well.
             patch_size: Side of the invertible downsampling: pixels of a block side by side as channels.
             in_chans: Channels of the images.
-            num_classes: Number of classes, 0 for features alone.
+            num_classes: Number of classes, 0 for features only.
             global_pool: Pooling over all positions, '' for none.
             embed_dim: Channels of the layers and of every head.
             depth: Number of layers.
@@ -269,7 +269,7 @@ def sa_quadratic_gen_pruned_cifar(pretrained: bool = False, **kwargs: Any) -> Se
 
 @register_model
 def sa_learned_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """Learned relative encoding, positions alone: the paper's 'SA learned emb.' (12.3M, 91.8 %)."""
+    """Learned relative encoding, positions only: the paper's 'SA learned emb.' (12.3M, 91.8 %)."""
     model_args = dict(encoding='learned')
     return _create_self_attention('sa_learned_cifar', pretrained, **dict(model_args, **kwargs))
 

@@ -1,4 +1,4 @@
-"""From attention to convolution: the Conv2d that is nearest to a layer that attends by position alone.
+"""From attention to convolution: the Conv2d that is nearest to a layer that attends by position only.
 
 A head that does not look at content attends to the same offsets from every pixel: it is a convolution whose taps share
 one matrix of channels, and a layer is the sum of its heads. Only at the border it is not quite one: there the softmax
@@ -48,7 +48,7 @@ def by_position_alone(attn: SelfAttention2d) -> bool:
 
 
 def position_encoding(attn: nn.Module) -> Union[QuadraticEncoding, LearnedEncoding]:
-    """The encoding of a layer that attends by position alone.
+    """The encoding of a layer that attends by position only.
 
     Raises:
         ValueError: If it is another kind of layer, or it looks at content.
@@ -92,7 +92,7 @@ def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
     a head that keeps them takes a trained net much less far off.
 
     Args:
-        attn: A :class:`SelfAttention2d` with the position term alone.
+        attn: A :class:`SelfAttention2d` with the position term only.
         kernel_size: Rows and columns, odd.
 
     Returns:
@@ -116,7 +116,7 @@ def all_offsets(encoding: Union[QuadraticEncoding, LearnedEncoding], grid_size: 
     """Rows and columns of the largest kernel that an encoding has a pattern for.
 
     A quadratic encoding knows every offset; on a grid they reach from ``-(side - 1)`` to ``side - 1``. A learned one
-    has been asked for ``side`` of them at a time alone, so its largest kernel is what fits in the grid.
+    has been asked for ``side`` of them at a time only, so its largest kernel is what fits in the grid.
     """
     height, width = grid_size
     if isinstance(encoding, LearnedEncoding):
@@ -201,14 +201,14 @@ def attention_to_conv(
         inputs: Optional[torch.Tensor] = None,
         padding_mode: Optional[PaddingMode] = None,
 ) -> Tuple[Conv, ConvReport]:
-    """The convolution nearest to a layer that attends by position alone.
+    """The convolution nearest to a layer that attends by position only.
 
     Each head's kernel (:func:`head_kernels`) times its value matrix, through the projection, summed over the heads.
 
     Args:
-        attn: A :class:`SelfAttention2d` with the position term alone; its dropout is left behind. Or what
+        attn: A :class:`SelfAttention2d` with the position term only; its dropout is left behind. Or what
             :func:`conv_to_attention` made: it keeps the kernel, stride, dilation, padding and groups it came with, so
-            that of the other arguments it takes inputs alone.
+            that of the other arguments it takes inputs only.
         kernel_size: Side, or rows and columns, of the kernel, odd. By default the smallest square that holds 99.9 % of
             every head's attention, and no larger than the grid: beyond that a wide head weighs the border more than
             the softmax does.
@@ -308,7 +308,7 @@ def reparameterizable(
         A copy of the net that is the same in all but this.
 
     Raises:
-        ValueError: If it is another kind of net, or none of its layers attends by position alone.
+        ValueError: If it is another kind of net, or none of its layers attends by position only.
     """
     if not isinstance(model, SelfAttentionNet):
         raise ValueError(f'model={type(model).__name__}: needs a SelfAttentionNet')

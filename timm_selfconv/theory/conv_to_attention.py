@@ -62,7 +62,7 @@ class ConvAttention(nn.Module):
     """A convolution along K axes as multi-head self-attention, one head per kernel tap (Theorem 1 of the paper).
 
     Keys k are all pixels of the padded input, queries q those that the kernel's middle is placed on. Head h attends by
-    position alone (equation 8 with its last term), with the quadratic encoding (lemma 2) of dimension K + 1:
+    position only (equation 8 with its last term), with the quadratic encoding (lemma 2) of dimension K + 1:
 
         y[q] = bias + sum_h sum_k softmax_k(v_h r_(k - q)) W_h x[k]
         v_h = -alpha_h (1, -2 Delta_h),   r_delta = (|delta|^2, delta)

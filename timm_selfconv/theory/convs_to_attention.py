@@ -63,7 +63,7 @@ def to_attention(conv: Any, alpha: float) -> nn.Module:
 def count_flops(model: nn.Module, input_size: Sequence[int]) -> Tuple[int, List[str]]:
     """FLOPs of a net, see :class:`ConversionReport`, and names of the modules that convolve in it.
 
-    Of these the innermost alone, and of the net's class if it convolves itself.
+    Of these the innermost only, and of the net's class if it convolves itself.
     """
     model = copy.deepcopy(model).eval()
     first = next(model.parameters())

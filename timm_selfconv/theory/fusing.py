@@ -1,6 +1,6 @@
 """Nets for inference: the second Linear is part of the values, and wide heads run at their rank.
 
-A layer that attends by position alone returns ``P (sum_h (R_h (x) C_h) x W_h + b) + p``, with ``R_h`` over rows and
+A layer that attends by position only returns ``P (sum_h (R_h (x) C_h) x W_h + b) + p``, with ``R_h`` over rows and
 ``C_h`` over columns, and ``P W_h`` is one matrix. timm's ConViT becomes one without maps, which trains too.
 """
 import copy
@@ -25,7 +25,7 @@ def fuse(model: nn.Module, tolerance: Optional[float] = None) -> nn.Module:
 
     Args:
         model: A net with :class:`SelfAttention2d` layers: any of ours with any encoding and terms, made by
-            :mod:`timm_selfconv.theory` or pruned, also one made for features alone; or timm's ConViT. It is left as it
+            :mod:`timm_selfconv.theory` or pruned, also one made for features only; or timm's ConViT. It is left as it
             is.
         tolerance: What the attention map ``A_h`` of each such head, queries by keys, may lose in operator norm, between
             0 and 1 (the norm of a map is at least 1). So for the hidden states X of an image what head h gathers is off

@@ -69,7 +69,7 @@ def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
     Two queries are compared on the offsets that are on the grid for both, their attention there scaled to 1: what they
     have in common is the sum of minima, 1 less the total variation distance. The mean is over all pairs of queries,
     weighted by the product of their masses before scaling: the chance that a draw from each falls where both can look.
-    So the border takes nothing from a head whose scores depend on the offset alone: it has 1, whatever softmax makes of
+    So the border takes nothing from a head whose scores depend on the offset only: it has 1, whatever softmax makes of
     the pixels that are left. A head that looks at one pixel of the image, wherever the query is, has 0.
 
     Args:

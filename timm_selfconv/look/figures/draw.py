@@ -74,7 +74,7 @@ def draw_figures(
     Args:
         model: A net of the zoo with attention, or one of timm's vision transformers.
         images: Images as the net takes them, shape (B, C, height, width), for means over them. A net that attends by
-            position alone needs none.
+            position only needs none.
         names: Names of the first images, which get figures of their own.
         query: Row and column of the query, in pixels of the layers' grid; the middle by default.
         net: Name, weights and accuracy of the net, for the titles.

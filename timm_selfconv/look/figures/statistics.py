@@ -41,7 +41,7 @@ def baselines(grid: Grid, kernel_size: int, by_position: bool = False) -> Dict[s
     Args:
         grid: Rows and columns.
         kernel_size: Side of the convolution.
-        by_position: They are for a net that attends by position alone, of which consistency says nothing.
+        by_position: They are for a net that attends by position only, of which consistency says nothing.
     """
     uniform = torch.ones(1, *grid, *grid) / (grid[0] * grid[1])
     return {
