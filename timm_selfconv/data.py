@@ -104,7 +104,7 @@ def label_numbers(dataset: Any) -> Dict[str, int]:
 
 
 def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
-    """Which class of a model each label of a dataset is, by their names.
+    """Map each label of a dataset to a model's class, by their names.
 
     Returns:
         Class by label; None where one of them has no names, so that numbers are all there is.

@@ -1,4 +1,4 @@
-"""What several commands take: arguments, which are checked before torch is imported, and the net that they name."""
+"""Arguments that several commands share, checked before torch is imported, and the net that they name."""
 import difflib
 import re
 from argparse import ArgumentParser, ArgumentTypeError
@@ -66,7 +66,7 @@ def add_model(parser: ArgumentParser) -> None:
 
 
 def add_fuse(parser: ArgumentParser) -> None:
-    """Whether and how closely a net is fused: the tolerance of :func:`fused`."""
+    """Option to fuse a net: the tolerance of :func:`fused`."""
     parser.add_argument('--fuse', type=float, nargs='?', const=0., metavar='TOLERANCE', help=(
         'run the net fused for inference, its attention maps off by at most TOLERANCE (default: rounding only)'))
 
@@ -79,7 +79,7 @@ def add_data(parser: ArgumentParser, split: str = 'test') -> None:
 
 
 def add_output(parser: ArgumentParser, metavar: str, text: str, kind: Any = new_path) -> None:
-    """Where a result goes; argparse takes the beginning of an option for it, so ``--out`` is the same."""
+    """Path of a result; argparse takes the beginning of an option for it, so ``--out`` is the same."""
     parser.add_argument('--output', required=True, type=kind, metavar=metavar, help=text)
 
 

@@ -1,4 +1,4 @@
-"""What a net sees: classify, demo, heads, figures, curves, explore."""
+"""Predictions and attention: classify, demo, heads, figures, curves, explore."""
 import dataclasses
 import glob
 import importlib.util

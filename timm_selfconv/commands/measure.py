@@ -1,4 +1,4 @@
-"""How good and how fast a net is: eval, bench."""
+"""Accuracy and speed of a net: eval, bench."""
 import dataclasses
 import itertools
 import json

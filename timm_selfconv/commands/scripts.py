@@ -1,4 +1,4 @@
-"""What trains, and timm's own scripts: train, run."""
+"""The trainer, and timm's own scripts: train, run."""
 import runpy
 import sys
 import traceback

@@ -1,4 +1,4 @@
-"""What there is: list, tables, recipe. They read files, without torch."""
+"""The zoo's lists: list, tables, recipe. They read files, without torch."""
 import json
 from argparse import ArgumentParser, Namespace
 

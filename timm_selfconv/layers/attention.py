@@ -66,7 +66,7 @@ def axis_probs(scores: torch.Tensor) -> torch.Tensor:
 
 
 def rows_at_once(x: torch.Tensor, maps: int) -> int:
-    """How many rows of queries fit the memory for scores, 0 for all; x of shape (B, H, W, C), so many maps of it."""
+    """Rows of queries whose scores fit in memory, 0 for all; x of shape (B, H, W, C), so many maps of it."""
     if needs_plain_ops(x):
         return 0
     row = maps * x.shape[2] * x.shape[1] * x.shape[2] * torch.promote_types(x.dtype, torch.float32).itemsize

@@ -1,4 +1,4 @@
-"""What lies in a footprint around each query, and its sum with weights for each channel: pure functions."""
+"""Windows (footprints) around each query, and their sums weighted by channel: pure functions."""
 from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
@@ -24,7 +24,7 @@ def windows(x: torch.Tensor, kernel_size: int, stride: int, dilation: int) -> Li
 
 
 def reflected_margin(x: torch.Tensor, kernel_size: int, dilation: int) -> int:
-    """How many pixels a footprint reaches beyond x, shape (..., H, W), or a ValueError if that can't be reflected."""
+    """Pixels that a footprint reaches beyond x, shape (..., H, W), or a ValueError if that can't be reflected."""
     margin = dilation * (kernel_size // 2)
     if min(x.shape[-2], x.shape[-1]) <= margin:
         raise ValueError(f'x of shape {list(x.shape)}: needs a height and width of at least {margin + 1}')
@@ -40,7 +40,7 @@ def reflected(x: torch.Tensor, kernel_size: int, dilation: int) -> torch.Tensor:
 
 
 def footprint(x: torch.Tensor, kernel_size: int, stride: int = 1, dilation: int = 1) -> List[torch.Tensor]:
-    """What each query's footprint holds, border pixels reflected.
+    """Pixels in each query's footprint, border pixels reflected.
 
     Queries sit at every stride-th row and column, the first ones included, each in the middle of its own footprint.
 

@@ -41,7 +41,7 @@ def positional_factors(
 
 
 def gather_own_values(row_probs: torch.Tensor, col_probs: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """What each head gathers of its own values, ``(R_h (x) C_h) v_h``.
+    """Gather each head's own values by row and column factors, ``(R_h (x) C_h) v_h``.
 
     Args:
         row_probs: Probabilities of key rows, shape (heads, H, H), query before key.
@@ -103,7 +103,7 @@ class GatedAttention(nn.Module):
         return positional_factors(self.pos_proj.weight, self.pos_proj.bias, *self.grid_size)
 
     def gate(self) -> torch.Tensor:
-        """What each head gives to position, the rest to content: shape (heads, 1, 1), at least float32."""
+        """Share of each head's attention by position, the rest by content: shape (heads, 1, 1), at least float32."""
         return at_least_float32(self.gating_param).sigmoid()[:, None, None]
 
     def attention_parts(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:

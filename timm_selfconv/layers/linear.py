@@ -16,7 +16,7 @@ ONEDNN = torch.backends.mkldnn.is_available()
 
 
 def autocast_dtype(x: torch.Tensor) -> torch.dtype:
-    """What a linear map of x computes in: autocast's dtype where that is on, but float64 stays."""
+    """Dtype that a linear map of x computes in: autocast's where that is on, but float64 stays."""
     device = x.device.type
     if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

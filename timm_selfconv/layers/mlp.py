@@ -16,7 +16,7 @@ class Mlp(timm.layers.Mlp):
     """
 
     def output(self, x: torch.Tensor) -> torch.Tensor:
-        """What hidden channels x, shape (..., hidden_features), give, shape (..., out_features)."""
+        """Map hidden channels x, shape (..., hidden_features), to outputs, shape (..., out_features)."""
         x = self.norm(self.drop1(self.act(x)))
         if torch.jit.is_scripting():
             return self.fc2(x)

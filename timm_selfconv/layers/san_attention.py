@@ -283,7 +283,7 @@ class SanAttention2d(nn.Module):
 
     @torch.jit.unused
     def _may_fold(self, query: torch.Tensor) -> bool:
-        """Whether nobody asks for what single modules make of queries and keys, all of them ours and in eval mode."""
+        """Return True in eval mode if all modules are ours and none is hooked."""
         return not (needs_plain_ops(query) or counted() or torch.is_grad_enabled()) and all(
             type(part) in PLAIN and not (part.training or hooked(part))
             for module in (self.norm1, self.weight1, self.norm2, self.weight2) for part in module.modules())

@@ -1,4 +1,4 @@
-"""What a net sees.
+"""Analysis of what a net sees.
 
 - attention_maps: where every query looks, in every layer.
 - heads: what every head does, and how convolutional the layers are.

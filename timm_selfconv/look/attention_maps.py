@@ -45,7 +45,7 @@ def attention_layers(model: nn.Module) -> List[Any]:
 
 
 def looks_at_content(model: nn.Module) -> bool:
-    """Whether a net's attention depends on the image, not on positions only.
+    """Return True if a net's attention depends on the image, not on positions only.
 
     Raises:
         ValueError: If it has no attention that :func:`attention_maps` can read.
@@ -55,7 +55,7 @@ def looks_at_content(model: nn.Module) -> bool:
 
 
 def position_gates(model: nn.Module) -> List[Optional[List[float]]]:
-    """What each head of each layer gives to position, the rest to content, in ConViT; None for layers without gates.
+    """Share of attention by position, the rest by content, of each head in ConViT; None for layers without gates.
 
     Raises:
         ValueError: If the model has no attention that :func:`attention_maps` can read.
@@ -65,7 +65,7 @@ def position_gates(model: nn.Module) -> List[Optional[List[float]]]:
 
 
 def has_footprints(model: nn.Module) -> bool:
-    """Whether a net attends by vectors, whose weights :func:`footprint_weights` gives, in the place of maps."""
+    """Return True if a net attends by vectors, whose weights :func:`footprint_weights` gives, instead of maps."""
     return any(isinstance(m, SanAttention2d) for m in model.modules())
 
 
@@ -90,7 +90,7 @@ def private_copy(model: nn.Module) -> nn.Module:
 
 
 def look_into(model: nn.Module, kind: Kind, images: torch.Tensor, look: Callable[..., T]) -> List[T]:
-    """What a function makes of each layer of a kind and of what it is called with, in the order they run.
+    """Apply a function to each layer of a kind and to its inputs, in the order the layers run.
 
     The layers are those of a private copy; there are no gradients.
     """
@@ -105,7 +105,7 @@ def look_into(model: nn.Module, kind: Kind, images: torch.Tensor, look: Callable
 
 
 def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, Tuple[int, int]]:
-    """How many prefix tokens a transformer has, and into how many rows and columns of patches it cuts images.
+    """Number of a transformer's prefix tokens, and its rows and columns of patches.
 
     Raises:
         ValueError: If it does not say so.
@@ -119,7 +119,7 @@ def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, Tuple[int, int]]:
 
 
 def among_patches(probs: torch.Tensor, prefix: int, grid: Tuple[int, int]) -> torch.Tensor:
-    """What patches give to patches, scaled to sum to 1: shape (B, heads, H, W, H, W), at least float32.
+    """Attention of patches to patches, scaled to sum to 1: shape (B, heads, H, W, H, W), at least float32.
 
     Probabilities are those of all tokens, shape (B, heads, N, N), query before key; ``prefix`` of them come before the
     H x W patches of the grid.

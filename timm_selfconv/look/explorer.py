@@ -84,7 +84,7 @@ def pack_maps(maps: torch.Tensor) -> Dict[str, Any]:
 
 
 def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
-    """What a net sees, shape (C, height, width) as it takes it, as PNG in a data URI."""
+    """Encode an image as a net takes it, shape (C, height, width), as PNG in a data URI."""
     pixels = (to_picture(model, image) * 255).round().byte()
     file = io.BytesIO()
     Image.fromarray(pixels.contiguous().numpy()).save(file, 'png')
@@ -163,7 +163,7 @@ def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence
 
 
 def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
-    """Where a net's heads looked after each epoch, from its history; None if that follows the image.
+    """Centres and covariances of a net's heads after each epoch, from its history; None if they follow the image.
 
     Raises:
         ValueError: If the file is no history, or that of a net of other heads.
@@ -188,7 +188,7 @@ def describe_net(
         caption: str,
         run: Optional[Union[str, Path]],
 ) -> Dict[str, Any]:
-    """What the page holds of a net: name, pictures, predictions, attention, film."""
+    """Data of a net for the page: name, pictures, predictions, attention, film."""
     batch = preprocess(model, images)
     attention = (describe_footprints if has_footprints(model) else describe_attention)(model, batch)
     history = None if run is None else find_history(run)

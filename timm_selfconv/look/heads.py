@@ -1,4 +1,4 @@
-"""What the heads of a net do, and how convolutional its layers are."""
+"""Reports on what the heads of a net do, and how convolutional its layers are."""
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import List, Optional, Sequence, Tuple
@@ -21,7 +21,7 @@ Tap = Tuple[int, int]
 
 @dataclass(frozen=True)
 class HeadReport:
-    """What one head does, in pixels of the layer's grid, means over interior queries and over images.
+    """Statistics of one head, in pixels of the layer's grid, means over interior queries and over images.
 
     Attributes:
         head: Its number, from 0.
@@ -58,7 +58,7 @@ class HeadReport:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """How convolutional a layer is.
+    """Distance of a layer from convolutions, and its heads.
 
     Attributes:
         layer: Its number, from 0, in the order they run.

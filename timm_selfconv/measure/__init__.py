@@ -1,4 +1,4 @@
-"""What a net costs, and how good it is.
+"""Measures of a net's cost and accuracy.
 
 - counting: parameters and FLOPs, each by a named convention.
 - published: what the papers' tables say. tables: those tables, beside what is measured here.

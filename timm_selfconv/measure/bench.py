@@ -1,4 +1,4 @@
-"""How fast a net is: against the released algorithm or timm's, and against its own matrix products, in one run."""
+"""Benchmarks against the released algorithm or timm's, and against a net's own matrix products, in one run."""
 import contextlib
 import copy
 import json
@@ -94,14 +94,14 @@ class InOperators(nn.Module):
         self.model = model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the net gives for images x."""
+        """Logits of the net for images x."""
         with operators_only():
             return self.model(x)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one way to compute a net was.
+    """Measured speed of one way to compute a net.
 
     Attributes:
         path: 'released algorithm', 'operators', the net's own 'timm_selfconv' (of timm's ConViT 'timm'), or 'fused'.
@@ -248,7 +248,7 @@ def bench(
         min_run_time: float = 3.0,
         against: Optional[str] = None,
 ) -> List[Speed]:
-    """How fast a net is, beside the released algorithm and its own matrix products, all taking turns.
+    """Time a net, the released algorithm and the net's own matrix products, all taking turns.
 
     Args:
         model: The net; it is copied and left as it is. Only a :class:`SelfAttentionNet` has a released algorithm and

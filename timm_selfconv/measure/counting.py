@@ -78,7 +78,7 @@ def attention_macs(inputs: List[Any], outputs: List[Any]) -> int:
 
 
 def fvcore_macs(model: nn.Module, images: torch.Tensor) -> int:
-    """What fvcore counts, its warnings off."""
+    """Count by fvcore, its warnings off."""
     analysis = FlopCountAnalysis(model, images).set_op_handle('aten::scaled_dot_product_attention', attention_macs)
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings('none')
     with torch.no_grad():
@@ -114,7 +114,7 @@ def count(model: nn.Module, input_size: Tuple[int, int, int] = (3, 32, 32)) -> C
 
 @dataclass(frozen=True)
 class Needs:
-    """What a forward pass asks of a device, by its operators: figures of the model, not of a run.
+    """Work of a forward pass for a device, by operators: figures of the model, not of a run.
 
     Attributes:
         launches: Operators that a device starts kernels for, at least one each.
@@ -152,7 +152,7 @@ def device_needs(
         input_size: Tuple[int, int, int] = (3, 32, 32),
         device: str = 'cuda',
 ) -> Needs:
-    """What a net's forward pass in eval mode asks of a device, which need not be there.
+    """Count the work of a net's forward pass in eval mode for a device, which need not be there.
 
     Args:
         model: Any net; it is copied and left as it is. Its dtype is that of the images.

@@ -1,4 +1,4 @@
-"""How good a net is: accuracy on a dataset."""
+"""Accuracy on a dataset."""
 import hashlib
 import time
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ def evaluate(
 
 
 def is_cifar10_test(model: nn.Module, data: str, progress: bool = True) -> bool:
-    """Whether a dataset's test split is CIFAR-10's: its 10,000 images, 1,000 a class, in any order.
+    """Return True if a dataset's test split is CIFAR-10's: its 10,000 images, 1,000 a class, in any order.
 
     Args:
         model: Its ``label_names`` number the classes of a dataset that names its own.

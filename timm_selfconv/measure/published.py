@@ -1,4 +1,4 @@
-"""What the papers' tables say."""
+"""The papers' published tables."""
 from dataclasses import dataclass
 from typing import Optional
 

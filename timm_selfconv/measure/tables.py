@@ -48,12 +48,12 @@ def live_counts(name: str) -> Dict[str, int]:
 
 
 def evidence(weights: str) -> Dict[str, Optional[str]]:
-    """What weights learned from besides labels, and those they were begun in; None for no net."""
+    """Teachers and origin of weights; None for no net."""
     return {'teacher': ', '.join(teachers(weights)) or None, 'initialised_from': origin(weights)}
 
 
 def measure(name: str) -> Dict[str, Any]:
-    """What is known of a net of the zoo: counts, license, and of its default weights accuracy, teacher and origin."""
+    """A net's row: counts, license, and of its default weights accuracy, teacher and origin."""
     weights = default_weights(name)
     return {
         **zoo_counts()[name],
@@ -66,7 +66,7 @@ def measure(name: str) -> Dict[str, Any]:
 
 
 def time_ratio(plain: str, name: str) -> float:
-    """How many times longer a batch of 4 takes through the first of two nets of the zoo, measured here in one run."""
+    """Ratio of the times that a batch of 4 takes through two nets of the zoo, measured here in one run."""
     import timm
     import torch
     from .bench import bench_nets

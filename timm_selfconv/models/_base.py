@@ -43,7 +43,7 @@ def check_images(x: torch.Tensor, in_chans: int, min_size: int, multiple: int = 
 
 
 class ZooNet(nn.Module):
-    """What timm asks of any classifier and all of our own answer alike.
+    """The part of timm's classifier interface that all nets here share.
 
     A net brings its ``head`` and :meth:`forward_layers`, and, if its layers don't take a grid of pixels as it is,
     :meth:`to_grid` and :meth:`to_features`.
@@ -229,7 +229,7 @@ class BlockNet(ZooNet):
         update_model_input_size(self, img_size)
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
-        """What the first block is given for images x, shape (B, C, H, W)."""
+        """Input of the first block for images x, shape (B, C, H, W)."""
         raise NotImplementedError
 
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:

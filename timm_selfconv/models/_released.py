@@ -30,7 +30,7 @@ _IGNORED = re.compile(r'(^|\.)(attention_mask|R|relative_indices)$')
 
 
 def is_released(state_dict: Dict[str, torch.Tensor]) -> bool:
-    """Whether a state dict is laid out as the released code does."""
+    """Return True for a state dict in the released code's layout."""
     return 'features_upscale.weight' in state_dict
 
 

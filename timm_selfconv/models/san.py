@@ -78,13 +78,13 @@ class Bottleneck(nn.Module):
 
     @torch.jit.unused
     def _may_overwrite(self, x: torch.Tensor, shortcut: torch.Tensor) -> bool:
-        """Whether nobody else holds what the convolution made."""
+        """Return True if nothing else holds the convolution's output."""
         ours = type(self.conv) is PointwiseConv2d and not hooked(self.conv)
         return ours and not (needs_plain_ops(x) or torch.is_grad_enabled()) and x.dtype == shortcut.dtype
 
 
 class Stage(nn.Module):
-    """What a stage has of its own: 1x1 convolution (after max-pooling by 2), bottlenecks if any, BN and ReLU."""
+    """A stage: 1x1 convolution (after max-pooling by 2), bottlenecks if any, BN and ReLU."""
 
     def __init__(self, in_chs: int, dim: int, depth: int, kind: str, pool: bool, device=None, dtype=None):
         dd = {'device': device, 'dtype': dtype}

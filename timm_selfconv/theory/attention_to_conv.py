@@ -25,7 +25,7 @@ MASS = 0.999  # share of every head's attention that the kernel of the default s
 
 @dataclass(frozen=True)
 class ConvReport:
-    """How near a convolution is to the attention it was made of.
+    """Distance of a convolution from the attention it was made of.
 
     Errors are Euclidean norms of the difference over those of the attention's output without its bias.
 
@@ -43,7 +43,7 @@ class ConvReport:
 
 
 def by_position_alone(attn: SelfAttention2d) -> bool:
-    """Whether a layer keeps no term of the score but that of the position."""
+    """Return True if a layer keeps the position term of the score only."""
     return attn.terms == ('position',)
 
 
@@ -85,7 +85,7 @@ def offset_scores(encoding: Union[QuadraticEncoding, LearnedEncoding], kernel_si
 
 
 def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
-    """What each head makes of the offsets of a kernel: its softmax over them.
+    """Softmax of each head over the offsets of a kernel.
 
     This is the pattern on an unbounded grid, cut off at the kernel's rim and scaled to sum to one, as attention does.
     Cutting alone would be nearest for white inputs (least squares, in the interior); but hidden states have means, and

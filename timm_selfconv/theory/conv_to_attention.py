@@ -23,7 +23,7 @@ OUTPUTS, ELEMENTS = 4, 2 ** 20
 
 
 def query_positions(size: int, kernel_size: int, dilation: int, stride: int) -> range:
-    """Where a kernel's middle stands on one axis, padding included, for each output of a convolution without padding.
+    """Positions of a kernel's middle on one axis, padding included, for each output of a convolution without padding.
 
     An even kernel has its middle before the centre, as padding='same' has it, so that there output i is query i.
     """
@@ -175,7 +175,7 @@ class ConvAttention(nn.Module):
         return torch.einsum(*operands, list(range(1 + 2 * dims)))
 
     def attend(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
-        """What some heads add to the output.
+        """Contribution of some heads to the output.
 
         Pixels become values before or after they are attended to, whichever leaves fewer channels to attend to.
 
@@ -198,7 +198,7 @@ class ConvAttention(nn.Module):
         return torch.einsum('hgcm,hgdc->gdm', gathered.flatten(2).unflatten(1, (groups, -1)), weight).reshape(shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the convolution makes of x, shape (B, in_channels, n_1, ..., n_K) or without B.
+        """Convolve x, shape (B, in_channels, n_1, ..., n_K) or without B.
 
         Raises:
             ValueError: If x has another shape, or is smaller than the kernel.

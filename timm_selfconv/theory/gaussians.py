@@ -64,7 +64,7 @@ def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
 
 
 def position_blobs(model: nn.Module, grid: Tuple[int, int]) -> Optional[List[Blobs]]:
-    """Where the heads of a net look that attends by position only, one entry per layer, in float64.
+    """The heads of a net that attends by position only as Gaussians, one entry per layer, in float64.
 
     Args:
         model: The net.

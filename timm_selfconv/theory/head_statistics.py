@@ -1,4 +1,4 @@
-"""What attention heads do, as numbers: pure functions of attention maps, shape (..., H, W, H, W), query first.
+"""Statistics of attention heads: pure functions of attention maps, shape (..., H, W, H, W), query first.
 
 Offsets are ``key - query``, (row, column), in pixels of the maps' grid. What is said of one query's map has the shape
 of the queries, (..., H, W); what is said of a whole head, shape (...). Near the border a head can't look where it looks
@@ -51,7 +51,7 @@ def entropy(maps: torch.Tensor) -> torch.Tensor:
 
 
 def largest_probability(maps: torch.Tensor) -> torch.Tensor:
-    """What each query gives to the key it gives most to, shape (..., H, W)."""
+    """Largest attention probability of each query, shape (..., H, W)."""
     grid_size(maps)
     return maps.amax((-2, -1))
 
@@ -64,7 +64,7 @@ def mean_distance(maps: torch.Tensor) -> torch.Tensor:
 
 
 def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
-    """How much of a head's pattern stays as the query moves, in [0, 1].
+    """Share of a head's pattern that stays as the query moves, in [0, 1].
 
     Two queries are compared on the offsets that are on the grid for both, their attention there scaled to 1: what they
     have in common is the sum of minima, 1 less the total variation distance. The mean is over all pairs of queries,
@@ -92,7 +92,7 @@ def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
 
 
 def mirror_symmetry(maps: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """How much of a head's pattern is its own mirror image about the query, in [0, 1].
+    """Share of a head's pattern that is its own mirror image about the query, in [0, 1].
 
     As in :func:`translation_consistency`: what the two have in common on the columns whose mirror images are on the
     grid too, a mean over queries weighted by their mass there. In the first and the last column there are none.
@@ -117,7 +117,7 @@ def mirror_symmetry(maps: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 
 def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
-    """What two maps have in common, in [0, 1]: the sum of minima, which is 1 less their total variation distance.
+    """Overlap of two maps, in [0, 1]: the sum of minima, which is 1 less their total variation distance.
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
@@ -138,7 +138,7 @@ def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
 
 
 def acting_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
-    """Which heads act as a tap of a convolution, as Lemma 1 asks of them.
+    """Heads that act as a tap of a convolution, in the sense of Lemma 1.
 
     A head does if every interior query gives more than half of its attention to the key under that tap. No two taps can
     have more than half; and maps of heads that act as different taps are linearly independent, as over these taps they

@@ -217,7 +217,7 @@ def include_attention(source: SelfAttention2d, target: SelfAttention2d) -> None:
 
 
 def traits(model: SelfAttentionNet) -> Dict[str, Any]:
-    """What two nets must have in common for one to be in the other, as keyword arguments of a net."""
+    """Keyword arguments that two nets must share for one to be included in the other."""
     block: Any = model.blocks[0]
     return dict(
         patch_size=model.patch_size,

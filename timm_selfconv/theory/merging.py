@@ -23,7 +23,7 @@ IMAGES_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class HeadMerge:
-    """What became of the heads of a layer.
+    """Outcome of merging the heads of a layer.
 
     Attributes:
         layer: Layer, counted from 0.

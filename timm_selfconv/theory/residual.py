@@ -1,4 +1,4 @@
-"""How far a layer's attention maps are from being able to express every convolution.
+"""Distance of a layer's attention maps from expressing every convolution.
 
 Lemma 1 of the paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) asks for one head per kernel tap, with all
 of its attention there. Lemma 3 generalises it: at every query, the span of the heads' maps holds the unit vector of
@@ -20,7 +20,7 @@ KernelSize = Union[int, Tuple[int, int]]
 
 @dataclass(frozen=True)
 class ConvResidual:
-    """How far a layer is from expressing every K x K convolution: 0 expresses all of them, 1 nothing of any.
+    """Distance of a layer from expressing every K x K convolution: 0 expresses all of them, 1 nothing of any.
 
     A tap's residual is the squared distance of its unit vector from the span of the heads' maps, and each number here
     is a mean over taps. It is at least 1 - heads / taps; maps that span any directions at random leave
@@ -46,7 +46,7 @@ def grid_size(maps: torch.Tensor) -> Tuple[int, int]:
 
 
 def same_padding(kernel_size: KernelSize) -> Tuple[int, int, int, int]:
-    """What torch's 'same' padding adds on the left, right, top and bottom: of an odd number, more on the latter side.
+    """Padding of torch's 'same' on the left, right, top and bottom: of an odd number, more on the latter side.
 
     Raises:
         ValueError: If the kernel size is not one or two positive integers.
@@ -72,7 +72,7 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
 
 
 def at_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
-    """What every query gives to the keys under a kernel's taps.
+    """Attention of every query to the keys under a kernel's taps.
 
     Args:
         maps: Attention maps, or other numbers for queries and keys, shape (..., H, W, H, W).
@@ -112,7 +112,7 @@ def span_basis(vectors: torch.Tensor, rtol: float) -> torch.Tensor:
 
 
 def conv_residual(maps: torch.Tensor, kernel_size: KernelSize) -> ConvResidual:
-    """How far a layer is from expressing every K x K convolution (Lemma 3).
+    """Measure how far a layer is from expressing every K x K convolution (Lemma 3).
 
     The squared distance of a unit vector from a span is 1 less its squared projection, so an orthonormal basis of the
     maps (float64) answers for all taps at once.

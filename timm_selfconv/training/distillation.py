@@ -1,4 +1,4 @@
-"""What a net learns from a teacher besides labels: its softened probabilities, and the maps of its stages."""
+"""Distillation losses: a teacher's softened probabilities, and the feature maps of its stages."""
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -32,7 +32,7 @@ def map_loss(maps: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> to
 
 
 def logits_and_maps(net: Any, x: torch.Tensor, layers: List[int]) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-    """What one of timm's nets gives for images x, shape (B, C, H, W), and its maps at some of its layers, from 0."""
+    """Return a timm net's logits for images x, shape (B, C, H, W), and its maps at some of its layers, from 0."""
     if not layers:
         return net(x), []
     taken = sorted(set(layers))  # maps come in the net's order, each once

@@ -1,4 +1,4 @@
-"""How a net begins, where the recipe has more to say than the net's own initialisation."""
+"""Initialisation that a recipe adds to the net's own."""
 from typing import Any
 
 import torch

@@ -41,12 +41,12 @@ class Key:
     mapping: str = ''
 
     def number(self, value: Any) -> bool:
-        """Whether a value is a finite number in the range."""
+        """Return True for a finite number in the range."""
         return type(value) in (int, float) and (self.low < value if self.above else self.low <= value) \
             and value <= self.high and math.isfinite(value)
 
     def accepts(self, value: Any) -> bool:
-        """Whether a recipe may have this value."""
+        """Return True for a value that a recipe may have."""
         if self.choices:
             return value in self.choices and type(value) is not bool
         if type(value) is not self.kind:
@@ -61,7 +61,7 @@ class Key:
         return True
 
     def needs(self) -> str:
-        """What is accepted, for an error."""
+        """Describe accepted values, for an error message."""
         if self.choices:
             return ' or '.join(map(repr, self.choices))
         if self.mapping:

@@ -25,7 +25,7 @@ __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
 
 
 def has_folder(args: argparse.Namespace) -> bool:
-    """Whether a recipe makes a net with classes or an image size of its own, so that it becomes a folder of its own."""
+    """Return True for recipes with classes or an image size of their own, whose net becomes a folder of its own."""
     return args.num_classes is not None or args.img_size is not None
 
 
@@ -86,7 +86,7 @@ def train(
 
 
 def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dict[str, Any]:
-    """How the weights of a run came about: the rows of its model card; None for what does not apply."""
+    """Return the rows of a run's model card; None for what does not apply."""
     args, device = training.args, training.images.device
     threads, epochs, batches = torch.get_num_threads(), len(training.history), training.batches
     seen = epochs * batches * args.batch_size

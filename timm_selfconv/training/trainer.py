@@ -85,7 +85,7 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
 
 
 def computes_bfloat16(device: torch.device) -> bool:
-    """Whether a device has arithmetic for bfloat16; a CPU without takes many times as long as in float32."""
+    """Return True if a device has arithmetic for bfloat16; a CPU without takes many times as long as in float32."""
     capabilities: Any = getattr(torch.cpu, 'get_capabilities', dict)()  # torch 2.5 does not know them
     return device.type != 'cpu' or any(capabilities.get(name) for name in ('avx512_bf16', 'amx_bf16', 'bf16'))
 
@@ -173,7 +173,7 @@ class Training:
         return None if patch_size is None else [side // patch_size for side in self.images.shape[-2:]]
 
     def heads(self) -> Optional[List[List[List[float]]]]:
-        """Where the heads look, by layer, as :mod:`timm_selfconv.weights.history` has it."""
+        """Offsets and covariances of the heads, by layer, as :mod:`timm_selfconv.weights.history` has it."""
         layers = None if self.grid is None else position_blobs(self.result, (self.grid[0], self.grid[1]))
         return None if layers is None else [[
             [float(f'{x:.4g}') for x in (*center, covariance[0][0], covariance[1][1], covariance[0][1])]

@@ -25,7 +25,7 @@ LICENSE = 'apache-2.0'
 
 
 def weights_path(name: str) -> Path:
-    """Where weights lie if they ship with the package.
+    """Path of weights if they ship with the package.
 
     Args:
         name: Registered name of a net, for its weights from scratch (tag ``cifar10``), or ``name.tag`` for others.
@@ -34,7 +34,7 @@ def weights_path(name: str) -> Path:
 
 
 def card_path(name: str) -> Path:
-    """Where the model card of weights lies if they ship, see :func:`weights_path`, or of a net in a ``local-dir:``."""
+    """Path of the model card of weights if they ship, see :func:`weights_path`, or of a net in a ``local-dir:``."""
     if name.startswith('local-dir:'):
         return Path(name.removeprefix('local-dir:'), 'README.md')
     return weights_path(name).with_suffix('.md')
@@ -78,7 +78,7 @@ def measured_accuracy(name: str) -> Optional[float]:
 
 
 def card_facts(name: str) -> Dict[str, str]:
-    """How shipped weights came about: the table of their model card.
+    """The table of shipped weights' model card: how they came about.
 
     Args:
         name: Name of the weights, see :func:`weights_path`.
@@ -109,7 +109,7 @@ def teachers(name: str) -> List[str]:
 
 
 def provenance(name: str) -> str:
-    """What shipped weights learned from, in a phrase: teacher and origin, or that there were none.
+    """Teacher and origin of shipped weights in a phrase, or that there were none.
 
     Args:
         name: Name of the weights, see :func:`weights_path`.
@@ -121,7 +121,7 @@ def provenance(name: str) -> str:
 
 
 def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = False) -> str:
-    """Where a net's weights are from, with their teacher and origin, and the accuracy that their card states.
+    """Describe a net's weights: teacher, origin, and the accuracy that their card states.
 
     Args:
         name: Its registered name, with a tag or without, or a folder's or the Hub's (``local-dir:``, ``hf-hub:``).

@@ -1,4 +1,4 @@
-"""How attention is computed: kernels that walk through a batch in groups, and their definition in plain operators.
+"""Attention kernels that walk through a batch in groups, and their definition in plain operators.
 
 - operators: the definition.
 - factors: position-only attention as the product of row and column factors. maps: by maps that all images share.
@@ -25,13 +25,13 @@ __all__ = ['key_attention', 'map_attention', 'maps_are_faster', 'separable_atten
 
 @torch.compiler.assume_constant_result
 def has_matrix_units() -> bool:
-    """Whether the CPU multiplies matrices of bfloat16 as such (AMX)."""
+    """Return True if the CPU multiplies bfloat16 matrices natively (AMX)."""
     capabilities: Any = getattr(torch.cpu, 'get_capabilities', dict)  # older torches can't say
     return capabilities().get('amx_bf16', False)
 
 
 def maps_are_faster(x: torch.Tensor) -> bool:
-    """Whether maps of an input, shape (B, H, W, C), are faster than their factors: on small grids, by matrix units."""
+    """Return True if maps are faster than factors for an input, shape (B, H, W, C): small grids, matrix units."""
     return (
         x.device.type == 'cpu' and x.dtype == torch.bfloat16 and x.shape[1] * x.shape[2] <= x.shape[3]
         and has_matrix_units())

@@ -139,7 +139,7 @@ def empty(
         rows: Optional[torch.Tensor],
         cols: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """What :func:`attend` returns, without its numbers."""
+    """Shapes and dtypes that :func:`attend` returns, for tracing."""
     return value.new_empty(query.shape[0], query.shape[2] * query.shape[3], query.shape[1], value.shape[3])
 
 

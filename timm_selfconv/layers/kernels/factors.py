@@ -29,7 +29,7 @@ DEVICE_BYTES = 2 ** 30
 
 
 def group_size(x: torch.Tensor, heads: int, channels: int) -> Tuple[int, int]:
-    """How many images, and how many of their heads, make a group; x as it comes, channels the most a pixel takes."""
+    """Images and heads of a group that fits the cache; x as it comes, channels the most a pixel takes."""
     budget = CPU_BYTES if x.device.type == 'cpu' else DEVICE_BYTES
     fit = max(1, budget // max(1, x.shape[1] * x.shape[2] * channels * x.element_size()))
     return max(1, min(fit // heads, x.shape[0])), min(fit, heads)
@@ -168,7 +168,7 @@ def empty(
         weight: torch.Tensor,
         bias: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """What :func:`attend` returns, without its numbers."""
+    """Shapes and dtypes that :func:`attend` returns, for tracing."""
     return x.new_empty(*x.shape[:3], weight.shape[0])
 
 

@@ -31,7 +31,7 @@ def gradients_of_operators(
 
 
 def mapped(grad: torch.Tensor) -> bool:
-    """Whether a gradient is a batch of them, of torch.vmap or of `is_grads_batched`."""
+    """Return True for batched gradients, of torch.vmap or of `is_grads_batched`."""
     functorch: Any = torch._C._functorch
     return not torch.compiler.is_compiling() and (
         functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad))

@@ -53,7 +53,7 @@ def low_rank(matrix: torch.Tensor, tolerance: float) -> Tuple[torch.Tensor, torc
 
 
 def head_factors(rows: torch.Tensor, cols: torch.Tensor, tolerance: float, dim: int, axis_cost: float) -> Head:
-    """How a head of a number of channels runs best: at its rank, or at all positions if that takes less.
+    """Choose the cheaper way for a head of some channels: at its rank, or at all positions.
 
     What is left out of ``R (x) C`` has singular values ``s_i t_j``, of which one factor is out of its own axis' rank.
     Its operator norm is the largest of these: ``s_i`` times the norm of C, or ``t_j`` times that of R.
@@ -104,7 +104,7 @@ def work_out(
         dim: int,
         dtype: torch.dtype,
 ) -> List[Head]:
-    """How heads with these probabilities run best, factors rounded from float64 to a dtype.
+    """Plan the cheapest way for heads with these probabilities, factors rounded from float64 to a dtype.
 
     Args:
         row_probs: Probabilities of key rows, shape (heads, H, H).
@@ -146,7 +146,7 @@ def attend_group(
         bias: torch.Tensor,
         step: int,
 ) -> torch.Tensor:
-    """What a layer makes of a group of images, which lie beside the channels as in `factors`.
+    """Output of a layer for a group of images, which lie beside the channels as in `factors`.
 
     Args:
         x: Input, shape (B, H, W, C).

@@ -104,7 +104,7 @@ def empty(
         weight: torch.Tensor,
         bias: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """What :func:`attend` returns, without its numbers."""
+    """Shapes and dtypes that :func:`attend` returns, for tracing."""
     return x.new_empty(x.shape[0], maps.shape[1], weight.shape[0])
 
 

@@ -1,4 +1,4 @@
-"""What every kernel computes, in plain operators: the definition, and what tracers and functional transforms see."""
+"""The definition of every kernel in plain operators, which tracers and functional transforms see."""
 from typing import Optional
 
 import torch
@@ -12,7 +12,7 @@ __all__ = ['attend_by_factors', 'attend_by_maps', 'attend_to_keys', 'gather_by_f
 @torch.fx.wrap
 @register_notrace_function
 def gather_by_factors(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """What each head gathers, ``(R_h (x) C_h) x``.
+    """Gather by row and column factors, ``(R_h (x) C_h) x`` for each head.
 
     ``softmax(a[k1] + b[k2])`` over all keys is ``softmax(a)[k1] softmax(b)[k2]`` when the keys fill a grid, borders
     included, so an H x W layer costs O(HW (H + W)) where the dense map costs O((HW)^2).
@@ -30,7 +30,7 @@ def gather_by_factors(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch
 
 
 def gather_by_maps(maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """What each head gathers by its map, (heads, Q, H W), of x, (B, H, W, C): shape (B, Q, heads, C), of x's dtype."""
+    """Gather x, (B, H, W, C), by each head's map, (heads, Q, H W): shape (B, Q, heads, C), of x's dtype."""
     return torch.einsum('hqk,bkc->bqhc', maps.to(x.dtype), x.flatten(1, 2))
 
 

@@ -1,4 +1,4 @@
-"""Where heads look from a query (paper, Fig. 3, 4, 12, 14; report, Fig. 2).
+"""Heads' centres and extents around a query (paper, Fig. 3, 4, 12, 14; report, Fig. 2).
 
 Heads with the quadratic encoding are drawn as the Gaussians that they are on an unbounded plane; near a border softmax
 gives the pixels that are left what the others would get. Of other heads the map itself is drawn: the region of its
@@ -223,7 +223,7 @@ def layer_panels(layers: int, title: str, small: str, net: str) -> Tuple[Figure,
 
 @styled
 def figure_centers(layers: Sequence[Blobs], grid: Grid, net: str = '') -> Figure:
-    """Where every head of every layer looks, relative to the query (paper, Fig. 4, 12, 14).
+    """Centres and extents of all heads, relative to the query (paper, Fig. 4, 12, 14).
 
     Args:
         layers: One entry per layer, from :func:`encoding_blobs`.

@@ -56,7 +56,7 @@ def query_attention(
         query: Optional[Tuple[int, int]] = None,
         window: Optional[int] = None,
 ) -> torch.Tensor:
-    """What one query looks at.
+    """Attention of one query.
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
@@ -209,7 +209,7 @@ def figure_query(
         over: bool = False,
         net: str = '',
 ) -> Figure:
-    """What one query looks at, a layer per row, a head per column; the query is framed (paper, Fig. 5 to 10).
+    """Attention of one query, a layer per row, a head per column; the query is framed (paper, Fig. 5 to 10).
 
     Args:
         maps: Attention maps of each layer, shape (heads, H, W, H, W): of one image, or a mean over images.
@@ -240,7 +240,7 @@ def figure_average(
         picture: Optional[torch.Tensor] = None,
         net: str = '',
 ) -> Figure:
-    """What each pixel receives from all queries on average: see :func:`average_attention` (report, Fig. 8, 20 to 23).
+    """Attention that each pixel receives, see :func:`average_attention` (report, Fig. 8, 20 to 23).
 
     Args:
         maps: Attention maps of each layer, shape (heads, H, W, H, W): of one image, or a mean over images.

@@ -1,4 +1,4 @@
-"""How convolutional the layers are and what their heads do: a figure that neither paper has."""
+"""Residuals of the layers and statistics of their heads: a figure that neither paper has."""
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import torch

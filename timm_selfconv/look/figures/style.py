@@ -1,4 +1,4 @@
-"""How all figures look, and how they are saved."""
+"""Style of all figures, and how they are saved."""
 import io
 import textwrap
 from pathlib import Path
