@@ -22,7 +22,7 @@ from .scores import ABSOLUTE, ENCODINGS, RELATIVE, TERMS
 from .token_attention import TokenAttention
 
 __all__ = [
-    'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AbsoluteEncoding', 'LearnedEncoding', 'Mlp', 'PassBatchNorm2d',
-    'PointwiseConv2d', 'QuadraticEncoding', 'SanAttention2d', 'SelfAttention2d', 'TokenAttention', 'explicit_maps',
-    'gaussian_axis_scores', 'separable_attention',
+    'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AbsoluteEncoding', 'GatedAttention', 'LearnedEncoding', 'Mlp',
+    'PassBatchNorm2d', 'PointwiseConv2d', 'QuadraticEncoding', 'SanAttention2d', 'SelfAttention2d', 'TokenAttention',
+    'explicit_maps', 'gaussian_axis_scores', 'separable_attention',
 ]

@@ -92,4 +92,4 @@ def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDat
         readers, told = [reader, read_classes(validation, reader.class_to_idx)], f'those in {validation.name}'
     else:
         readers, told = hold_out(reader, HELD_OUT, seed), f'{HELD_OUT:.0%} of each class, drawn by seed {seed}'
-    return PictureDataset(readers[0]), PictureDataset(readers[1]), told
+    return PictureDataset('', readers[0]), PictureDataset('', readers[1]), told

@@ -119,7 +119,7 @@ def test_a_general_quadratic_layer_keeps_maps_and_input_alone(hook):
         module = attn.value if hook == 'values' else attn.attn_drop
         module.register_forward_hook(lambda module, args, out: seen.append(tuple(args[0].shape)))
     kept, out = saved_bytes(attn, x)
-    assert seen == {'values': [(16, 16, 144)], 'dropout': [(1, 9, 16, 16)], 'none': []}[hook]
+    assert seen == {'values': [(16, 4, 4, 144)], 'dropout': [(1, 9, 16, 16)], 'none': []}[hook]
     assert kept > 9 * x.nbytes if hook == 'values' else kept < 5 * x.nbytes
     torch.testing.assert_close(out, expected)
     with explicit_maps():
