@@ -1,6 +1,7 @@
 """The theorem as code: what attention can be, and what it is.
 
 - conv_to_attention: Theorem 1, a convolution as the attention that computes it; convs_to_attention: all of a net.
+- line_encoding: Theorem 1 by an encoding of two dimensions.
 - attention_to_conv: back, the convolution that is nearest to a layer.
 - inclusion: a net as the richer net that computes the same.
 - gaussians: heads as Gaussians around the query.
@@ -16,6 +17,7 @@ from .gaussians import Blobs, encoding_blobs, position_blobs
 from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \
     mirror_symmetry, overlap, spread, translation_consistency
 from .inclusion import include
+from .line_encoding import line_maps, offset_numbers
 from .merging import HeadMerge, merge_heads
 from .pruning import condition_numbers, degenerate_heads, precision_eigenvalues, prune_heads
 from .residual import ConvResidual, at_taps, conv_residual, interior, tap_offsets
