@@ -1,13 +1,16 @@
 import json
 import pickle
+import re
 
 import pytest
 import safetensors.torch
 import torch
 import torch.nn as nn
 from huggingface_hub import ModelCard
+from PIL import Image
 
 from timm_selfconv import files, weights
+from timm_selfconv.measure.tables import zoo_counts
 from timm_selfconv.weights import WEIGHTS_DIR, publishing, saving
 
 
@@ -47,11 +50,24 @@ def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('path', sorted(WEIGHTS_DIR.glob('*.safetensors')), ids=lambda p: p.stem)
 def test_everything_that_ships_has_a_card(path):
-    text = weights.card_path(path.stem).read_text()
-    for fact in ('recipe', 'epochs', 'seed', 'hardware', 'teacher', 'initialised from', 'test accuracy'):
-        assert f'| {fact} |' in text
-    assert 0.5 < weights.measured_accuracy(path.stem) < 1
+    facts, accuracy = weights.card_facts(path.stem), weights.measured_accuracy(path.stem)
+    assert {'recipe', 'epochs', 'seed', 'hardware', 'teacher', 'initialised from', 'test accuracy'} <= facts.keys()
+    assert facts.pop('test accuracy')
+    assert weights.card_path(path.stem).read_text() == saving.model_card(path.stem, accuracy, 10000, facts)
+    counts = zoo_counts()[path.stem.partition('.')[0]]
+    assert facts['parameters'] == f"{counts['parameters']:,}" and facts['multiply-adds'] == f"{counts['flops'] // 2:,}"
+    assert 0.5 < accuracy < 1
     assert files.sha256(path) == weights.checksums()[path.stem] == weights.card_facts(path.stem)['SHA-256']
+
+
+@pytest.mark.parametrize('name', ['resnet_tiny_cifar', 'sa_quadratic_tiny_cifar', 'san_patchwise_hier_cifar'])
+def test_what_a_card_says_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new('RGB', (50, 40), 'white').save('cat.jpg')
+    scope = {}
+    for block in re.findall(r'^```python\n(.*?)^```$', weights.card_path(name).read_text(), re.MULTILINE | re.DOTALL):
+        exec(block, scope)
+    assert scope['probabilities'].shape == (10,) and len(scope['features']) > 1
 
 
 def test_a_card_s_facts_are_read_back(tmp_path, monkeypatch):

@@ -44,6 +44,7 @@ def run_export(args: Namespace) -> None:
         read_history(history)
     from timm_selfconv.weights import saving
     from timm_selfconv.data import data_name
+    from timm_selfconv.measure.counting import count
     from timm_selfconv.measure.evaluation import evaluate, is_cifar10_test
 
     name, card = args.model.partition('.')[0], path.with_suffix('.md')  # a new tag is not registered yet
@@ -52,7 +53,9 @@ def run_export(args: Namespace) -> None:
         saving.save_weights(create_model(name, args.checkpoint), saved)
         model = create_model(name, str(saved))
         result = evaluate(model, args.data)
-        facts = dict(args.fact, **{'SHA-256': sha256(saved)})
+        counts = count(model)
+        facts = {'parameters': f'{counts.parameters:,}', 'multiply-adds': f'{counts.flops // 2:,}', **dict(args.fact),
+                 'SHA-256': sha256(saved)}
         measured_on = None if is_cifar10_test(model, args.data) else f'the test split of {data_name(args.data)}'
         ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # where pretrained=True finds it
         text = saving.model_card(

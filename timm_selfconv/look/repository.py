@@ -8,7 +8,7 @@ from PIL import Image
 from timm.models import save_for_hf
 
 from timm_selfconv.data import preprocess
-from timm_selfconv.weights import card_path
+from timm_selfconv.weights import card_path, measured_accuracy, provenance
 from timm_selfconv.weights.loading import OWNER, WEIGHTS_FILE, read_weights
 from timm_selfconv.weights.saving import write_errors
 from .explorer import explorer_page
@@ -27,6 +27,13 @@ CITATION = """
   year      = {2020}
 }
 ```
+"""
+
+RELATIVES = """
+## Relatives
+
+| net | test accuracy | learned from |
+|---|---|---|
 """
 
 
@@ -64,8 +71,10 @@ def write_repository(
     if page is not None:
         (folder / 'explorer.html').write_bytes(page if isinstance(page, bytes) else page.encode())
         shown += '`explorer.html` shows where every pixel looks: download it and open it in a browser.\n'
-    links = '\n'.join(f'- [{other}](https://huggingface.co/{OWNER}/{other})' for other in relatives)
+    links = '\n'.join(
+        f'| [{other}](https://huggingface.co/{OWNER}/{other}) | {measured_accuracy(other):.4f} | {provenance(other)} |'
+        for other in relatives)
     card = card_path(name).read_text()
     (folder / 'README.md').write_text('\n'.join(part for part in (
-        card, f'## What it sees\n\n{shown}' if shown else '', f'## Relatives\n\n{links}\n' if links else '', CITATION,
+        card, f'## What it sees\n\n{shown}' if shown else '', RELATIVES + links + '\n' if links else '', CITATION,
     ) if part))

@@ -116,6 +116,14 @@ def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
         timm.models.save_for_hf(model, str(temporary), safe_serialization=True)
 
 
+PAPER = '[Cordonnier, Loukas and Jaggi (2020)](https://arxiv.org/abs/1911.03584)'
+SUMMARIES = {
+    'convolution': f'The convolutional baseline of {PAPER}.',
+    'self-attention': f'Self-attention on pixels, which can express any convolution: {PAPER}, or its hierarchical '
+                      'successors, Varma T and Prabhu (2021).',
+}
+
+
 def model_card(
         name: str,
         accuracy: float,
@@ -140,9 +148,9 @@ def model_card(
     task, cifar10 = 'image-classification', 'uoft-cs/cifar10'
     on_cifar10: Dict[str, Any] = dict(datasets=[cifar10], model_name=name, eval_results=[EvalResult(
         task, cifar10, 'CIFAR-10', dataset_split='test', metric_type='accuracy', metric_value=accuracy)])
+    kind = 'convolution' if name.startswith('resnet') else 'self-attention'
     data = ModelCardData(
-        license=LICENSE, library_name='timm', pipeline_tag=task,
-        tags=[task, 'timm', 'timm_selfconv', 'self-attention', 'cifar10'],
+        license=LICENSE, library_name='timm', pipeline_tag=task, tags=[task, 'timm', 'timm_selfconv', kind, 'cifar10'],
         **(on_cifar10 if measured_on is None else {}))
     rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items())
     net, source = name if '.' in name else f'{name}.cifar10', ''
@@ -153,6 +161,8 @@ def model_card(
 ---
 
 # {name}
+
+{SUMMARIES[kind]} One of the nets of timm_selfconv for [timm](https://github.com/huggingface/pytorch-image-models).
 
 | | |
 |---|---|
@@ -166,4 +176,18 @@ import timm_selfconv  # registers the model
 
 model = timm.create_model('{net}', pretrained=True{source}).eval()
 ```
-"""
+
+```python
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+
+transform = create_transform(**resolve_data_config({{}}, model=model))
+image = transform(Image.open('cat.jpg').convert('RGB'))[None]
+probabilities = model(image).softmax(-1)[0]
+features = model.forward_intermediates(image, intermediates_only=True)  # a feature map per layer or stage
+```
+""" + (f"""
+```bash
+timm-selfconv explore {name} cat.jpg --output explorer.html
+```
+""" if kind == 'self-attention' and file is None else '')
