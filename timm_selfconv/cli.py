@@ -60,9 +60,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run a command; what the user did wrong ends in one line and exit status 2, anything else in its traceback."""
     quieten()
     try:
-        args = parse_args(argv)
-        args.function(args)
-        sys.stdout.flush()
+        try:
+            args = parse_args(argv)
+            args.function(args)
+        finally:
+            sys.stdout.flush()  # after --help, too: here a broken pipe is caught, at exit it is not
     except BrokenPipeError:  # the reader left, as head does; no second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
