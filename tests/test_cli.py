@@ -23,6 +23,7 @@ def test_what_needs_no_torch_does_not_wait_for_it(tmp_path):
         'train paper --output run nowhere': 'unrecognized arguments',
         'classify resnet_tinny_cifar x.png': 'did you mean resnet_tiny_cifar',
         'heads vit_tiny_patch16_2244': 'did you mean vit_tiny_patch16_224,',
+        'finetune resnet_tinny_cifar pictures --output x': 'did you mean resnet_tiny_cifar',
         f'classify {NET} x.png': 'needs at least one picture file',
         f'heads {NET} --checkpoint x': "'x': needs a weight file",
         f'explore {NET} page.html --out page.html': 'page.html exists',

@@ -4,14 +4,13 @@
     timm-selfconv train recipes/paper.yaml model=sa_learned_cifar --output runs/fast batch_size=512 lr=0.512
 
 ``python -m timm_selfconv.train`` is the same. timm's train.py is the reference. What differs here: all images lie on
-the device as uint8 and are cropped and flipped there, the optimiser is fused and a GPU runs the net compiled,
-once for each image size, so nothing waits for a data loader. KEY=VALUE replaces a key of the recipe (YAML; null removes
-it). A key that this script does not know stops it, so no part of a recipe is left out in silence. Six keys are for this
-script only:
-`crop_padding`, the papers' random crop of the image padded with black, which train.py ignores (timm has none) in favour
-of `scale` and `ratio`; `img_sizes`, what images are shrunk to last, from which epoch on: {0: 16, 10: 24, 20: 32} begins
-with 16 x 16 pixels, a quarter of the work; `stem_whitening`, begin with a stem that whitens patches, its outputs of
-this standard deviation; `position_lr_scale`, the learning rate of position encodings as a multiple of the others';
+the device as uint8 and are cropped and flipped there, the optimiser is fused and a GPU runs the net compiled, once for
+each image size, so nothing waits for a data loader. KEY=VALUE replaces a key of the recipe (YAML; null removes it). A
+key that this script does not know stops it, so no part of a recipe is left out in silence. Six keys are for this script
+only: `crop_padding`, the papers' random crop of the image padded with black, which train.py ignores (timm has none) in
+favour of `scale` and `ratio`; `img_sizes`, what images are shrunk to last, from which epoch on: {0: 16, 10: 24, 20: 32}
+begins with 16 x 16 pixels, a quarter of the work; `stem_whitening`, begin with a stem that whitens patches, its outputs
+of this standard deviation; `position_lr_scale`, the learning rate of position encodings as a multiple of the others';
 `kd_maps`, which layers learn the maps of which of the teacher's stages, both from 0, and `kd_maps_weight`, how much
 that counts. A teacher (`kd_model_name`) sees the same crops at full size.
 
@@ -52,12 +51,11 @@ def run_train(options: argparse.Namespace) -> None:
     from timm_selfconv.training.recipes import read_recipe
 
     args = read_recipe(options.recipe, options.overrides)
-    import torch
     from timm_selfconv.data import open_dataset
     from timm_selfconv.measure.evaluation import find_device
     from timm_selfconv.training.runs import export_command, has_folder, run_facts, save_net, train
 
-    device = find_device(options.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    device = find_device(options.device)
     data = options.data or args.dataset
     datasets = [open_dataset(data, split, None, args.input_key, args.target_key)
                 for split in (args.train_split, args.val_split)]

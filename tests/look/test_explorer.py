@@ -188,13 +188,18 @@ COLOURS = """() => { const { atlas, net } = panels[0];
     return panels[0].tiles.map((_, i) => data(i)); }"""
 
 
-def test_one_scale_for_all_tiles_or_one_for_each(open_page):
-    """A head that looks everywhere alike is dark beside a sharp one, and as bright as it gets by itself."""
+def sharp_and_flat():
+    """A net of two heads: one looks at the query only, the other everywhere alike."""
     model = create('sa_quadratic_cifar', depth=1, num_heads=2)
     with torch.no_grad():
         model.blocks[0].attn.encoding.centers.zero_()
         model.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.]))
-    page = open_page(explorer_page({'net': model}, PICTURES), hash='at=0,0&scale=all')
+    return model
+
+
+def test_one_scale_for_all_tiles_or_one_for_each(open_page):
+    """A head that looks everywhere alike is dark beside a sharp one, and as bright as it gets by itself."""
+    page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='at=0,0&scale=all')
     page.wait_for_timeout(200)
     yellow = [0xfd, 0xe7, 0x25, 255]
     sharp, flat = page.evaluate(COLOURS)
@@ -267,11 +272,7 @@ def test_averages_show_no_single_pictures_classes(open_page):
 
 def test_wide_heads_show_over_the_picture(open_page):
     """A head that looks everywhere alike, dark in its tile beside a sharp one, takes its own scale over the picture."""
-    model = create('sa_quadratic_cifar', depth=1, num_heads=2)
-    with torch.no_grad():
-        model.blocks[0].attn.encoding.centers.zero_()
-        model.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.]))
-    page = open_page(explorer_page({'net': model}, PICTURES), hash='heads=0.1')
+    page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='heads=0.1')
     page.get_by_text('scaled to its own largest value').wait_for()
     pixels = page.evaluate('Array.from(panels[0].chosenAtlas.image.data)')
     assert [pixels[i::4][0] for i in range(3)] == [0xfd, 0xe7, 0x25] and 100 < pixels[3] < 230

@@ -69,7 +69,7 @@ def write_repository(
         save_figure(figure, folder / 'figures' / f'{title}.png')
         shown += f'![{title}](figures/{title}.png)\n\n'
     if page is not None:
-        (folder / 'explorer.html').write_bytes(page if isinstance(page, bytes) else page.encode())
+        (folder / 'explorer.html').write_bytes(page.encode())
         shown += '`explorer.html` shows where every pixel looks: download it and open it in a browser.\n'
     links = '\n'.join(
         f'| [{other}](https://huggingface.co/{OWNER}/{other}) | {measured_accuracy(other):.4f} | {provenance(other)} |'

@@ -28,12 +28,14 @@ class Evaluation:
     images_per_second: float
 
 
-def find_device(name: str) -> torch.device:
-    """A device by torch's name for it.
+def find_device(name: Optional[str]) -> torch.device:
+    """A device by torch's name for it; None for CUDA where there is one, else the CPU.
 
     Raises:
         ValueError: If there is none of that name here that can compute.
     """
+    if name is None:
+        name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
         number = torch.zeros(1, device=name)
         number.item()  # the meta device has none
