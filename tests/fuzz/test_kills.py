@@ -1,7 +1,4 @@
-"""Commands that are killed at any moment: what they write is there whole or not at all, and they can be run again.
-
-The trainer's and publish's own are in tests/test_train.py and tests/test_publish.py.
-"""
+"""Commands that are killed at any moment: what they write is there whole or not at all, and they can be run again."""
 import multiprocessing
 import os
 import random
@@ -64,6 +61,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize('name', COMMANDS)
+@pytest.mark.timeout(3600)
 def test_killed_at_any_moment_it_leaves_all_or_nothing_and_runs_again(name, forks, folder, tmp_path):
     rng = random.Random(name)
 

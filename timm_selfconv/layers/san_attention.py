@@ -25,9 +25,9 @@ torch.fx.wrap('aggregate')
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """x, shape (B, C, H, W), with a pixel's channels side by side in memory, unless vmap runs, which can't do that."""
+    """x, shape (B, C, H, W), with a pixel's channels side by side in memory, unless a transform runs, as vmap can't do that."""
     if not torch.jit.is_scripting():
-        if torch._C._are_functorch_transforms_active():
+        if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
             return x
     return x.contiguous(memory_format=torch.channels_last)
 
