@@ -11,14 +11,13 @@ from typing import Any, Dict, Optional, Sequence
 
 import torch
 from filelock import FileLock, Timeout
-from huggingface_hub import ModelCardData
 from timm.models import save_for_hf
 
 from timm_selfconv.data import class_names, data_name, load_images
 from timm_selfconv.files import check_new, replace_file
 from timm_selfconv.weights import card_facts, default_weights, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
-from timm_selfconv.weights.saving import write_errors
+from timm_selfconv.weights.saving import card_text, write_errors
 from .trainer import Training, as_value_error, create_net
 
 __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
@@ -139,31 +138,12 @@ def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
     net: Any = copy.deepcopy(training.result).to(memory_format=torch.contiguous_format).cpu()
     classes, (height, width) = class_names(net, net.num_classes), training.images.shape[-2:]
     net.pretrained_cfg.pop('label_names', None)  # where transformers looks, they lie one level higher
-    data = ModelCardData(
-        library_name='timm', pipeline_tag='image-classification',
-        tags=['image-classification', 'timm', 'timm_selfconv'])
-    rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items() if value not in (None, ''))
-    card = f"""---
-{data.to_yaml()}
----
-
-# {name}
-
-`{net.pretrained_cfg['architecture']}` for pictures of {height} x {width} pixels and {len(classes)} classes: \
-{', '.join(classes)}.
-
-| | |
-|---|---|
-{rows}
-| validation accuracy | {training.history[-1]['eval_top1'] / 100:.4f} (in eval mode) |
-
-```python
-import timm
-import timm_selfconv  # registers the model
-
-model = timm.create_model('local-dir:{name}', pretrained=True).eval()
-```
-"""
+    card = card_text(
+        name,
+        f"`{net.pretrained_cfg['architecture']}` for pictures of {height} x {width} pixels and {len(classes)} classes: "
+        f"{', '.join(classes)}.",
+        {**facts, 'validation accuracy': f"{training.history[-1]['eval_top1'] / 100:.4f} (in eval mode)"},
+        f"'local-dir:{name}', pretrained=True")
     with write_errors(folder), tempfile.TemporaryDirectory() as temporary:
         save_for_hf(net, temporary, model_config=dict(label_names=classes), safe_serialization=True)
         Path(temporary, 'README.md').write_text(card)

@@ -1,7 +1,7 @@
 """Weight files, shards, folders and model cards: each written whole or not at all."""
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Union
+from typing import Any, Dict, Iterator, Optional, Sequence, Union
 
 import huggingface_hub
 import safetensors.torch
@@ -14,7 +14,9 @@ from safetensors import SafetensorError
 from timm_selfconv.files import new_folder, replace_file, replace_folder, write_new
 from . import LICENSE
 
-__all__ = ['load_shards', 'model_card', 'record_checksum', 'save_folder', 'save_shards', 'save_weights']
+__all__ = [
+    'card_text', 'load_shards', 'model_card', 'record_checksum', 'save_folder', 'save_shards', 'save_weights',
+]
 
 
 def record_checksum(path: Path, checksum: str) -> None:
@@ -122,6 +124,50 @@ SUMMARIES = {
     'self-attention': f'Self-attention on pixels, which can express any convolution: {PAPER}, or its hierarchical '
                       'successors, Varma T and Prabhu (2021).',
 }
+CLASSIFY = """
+```python
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+
+transform = create_transform(**resolve_data_config({}, model=model))
+image = transform(Image.open('cat.jpg').convert('RGB'))[None]
+probabilities = model(image).softmax(-1)[0]
+features = model.forward_intermediates(image, intermediates_only=True)  # a feature map per layer or stage
+```
+"""
+EXPLORE = """
+```bash
+timm-selfconv explore {name} cat.jpg --output explorer.html
+```
+"""
+
+
+def card_text(
+        name: str, summary: str, facts: Dict[str, Any], create: str, tags: Sequence[str] = (), **data: Any) -> str:
+    """A model card in the Hub's format; `create` are the arguments of timm.create_model, facts may be None."""
+    task = 'image-classification'
+    metadata = ModelCardData(
+        library_name='timm', pipeline_tag=task, tags=[task, 'timm', 'timm_selfconv', *tags], **data)
+    rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items() if value not in (None, ''))
+    return f"""---
+{metadata.to_yaml()}
+---
+
+# {name}
+
+{summary}
+
+| | |
+|---|---|
+{rows}
+
+```python
+import timm
+import timm_selfconv  # registers the model
+
+model = timm.create_model({create}).eval()
+```
+"""
 
 
 def model_card(
@@ -132,7 +178,7 @@ def model_card(
         measured_on: Optional[str] = None,
         file: Optional[str] = None,
 ) -> str:
-    """A model card in the Hub's format.
+    """The model card of weights of the zoo.
 
     Args:
         name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
@@ -145,49 +191,19 @@ def model_card(
     Returns:
         Markdown with the metadata block that :func:`timm_selfconv.weights.measured_accuracy` and the Hub read.
     """
-    task, cifar10 = 'image-classification', 'uoft-cs/cifar10'
+    cifar10 = 'uoft-cs/cifar10'
     on_cifar10: Dict[str, Any] = dict(datasets=[cifar10], model_name=name, eval_results=[EvalResult(
-        task, cifar10, 'CIFAR-10', dataset_split='test', metric_type='accuracy', metric_value=accuracy)])
+        'image-classification', cifar10, 'CIFAR-10', dataset_split='test', metric_type='accuracy',
+        metric_value=accuracy)])
     kind = 'convolution' if name.startswith('resnet') else 'self-attention'
-    data = ModelCardData(
-        license=LICENSE, library_name='timm', pipeline_tag=task, tags=[task, 'timm', 'timm_selfconv', kind, 'cifar10'],
-        **(on_cifar10 if measured_on is None else {}))
-    rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items())
-    net, source = name if '.' in name else f'{name}.cifar10', ''
+    create = f"'{name if '.' in name else f'{name}.cifar10'}', pretrained=True"
     if file is not None:  # of a tag that may not be registered
-        net, source = name.partition('.')[0], f", pretrained_cfg_overlay=dict(file='{file}')"
-    return f"""---
-{data.to_yaml()}
----
-
-# {name}
-
-{SUMMARIES[kind]} One of the nets of timm_selfconv for [timm](https://github.com/huggingface/pytorch-image-models).
-
-| | |
-|---|---|
-{rows}
-| test accuracy | {accuracy:.4f} ({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, \
-in eval mode) |
-
-```python
-import timm
-import timm_selfconv  # registers the model
-
-model = timm.create_model('{net}', pretrained=True{source}).eval()
-```
-
-```python
-from PIL import Image
-from timm.data import create_transform, resolve_data_config
-
-transform = create_transform(**resolve_data_config({{}}, model=model))
-image = transform(Image.open('cat.jpg').convert('RGB'))[None]
-probabilities = model(image).softmax(-1)[0]
-features = model.forward_intermediates(image, intermediates_only=True)  # a feature map per layer or stage
-```
-""" + (f"""
-```bash
-timm-selfconv explore {name} cat.jpg --output explorer.html
-```
-""" if kind == 'self-attention' and file is None else '')
+        create = f"'{name.partition('.')[0]}', pretrained=True, pretrained_cfg_overlay=dict(file='{file}')"
+    measured = f"({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, in eval mode)"
+    return card_text(
+        name,
+        f'{SUMMARIES[kind]} One of the nets of timm_selfconv for '
+        '[timm](https://github.com/huggingface/pytorch-image-models).',
+        {**facts, 'test accuracy': f'{accuracy:.4f} {measured}'}, create, (kind, 'cifar10'), license=LICENSE,
+        **(on_cifar10 if measured_on is None else {}),
+    ) + CLASSIFY + (EXPLORE.format(name=name) if kind == 'self-attention' and file is None else '')
