@@ -98,6 +98,7 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
     """
     import timm
     import torch
+    import timm_selfconv.models  # noqa: F401  registers the nets
     from timm_selfconv.weights.loading import require_hub
     from timm_selfconv.weights.saving import load_shards
 
