@@ -73,14 +73,6 @@ def test_commands_of_the_chapter_are_taken():
     assert len(nets) > 2 * len(RECIPES) and all(timm.is_model(net) for net in nets)
 
 
-def test_eight_gpus_keep_the_learning_rate_an_image(train_py):
-    rows = re.findall(r'^\| \[`(\w+)`\].*\| `(.+?)` \|$', (FOLDER / 'README.md').read_text(), re.MULTILINE)
-    assert sorted(recipe for recipe, _ in rows) == RECIPES
-    for recipe, arguments in rows:
-        one, eight = load(recipe), train_py.parser.parse_args(arguments.split())
-        assert (eight.lr or one['lr']) / (8 * eight.batch_size) == pytest.approx(one['lr'] / one['batch_size'])
-
-
 COMMON = dict(
     epochs=300, batch_size=100, opt='sgd', lr=0.1, momentum=0.9, weight_decay=1e-4, warmup_epochs=15, sched='cosine',
     hflip=0.5, smoothing=0.)

@@ -1,0 +1,152 @@
+"""Runs that are killed, damaged, or of something else: what goes on, and what is refused."""
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from filelock import FileLock
+
+from timm_selfconv.training import trainer
+
+
+@pytest.fixture
+def brief(small):
+    """One batch an epoch."""
+    return lambda epochs: ['--batches', '1', f'epochs={epochs}', small]
+
+
+def last(folder):
+    return torch.load(folder / 'last.pth.tar', weights_only=True)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run, stopped_after, tiny, small):
+    more = ['--device', 'cpu', 'amp=false', 'epochs=400', 'drop=0.1', 'model_ema=true', 'mixup=0.2', 'cutmix=1',
+            'reprob=0.5', small]
+    command = [
+        sys.executable, '-m', 'timm_selfconv.train', tiny, '--data', str(folder),
+        '--output', str(tmp_path / 'killed'), 'batch_size=8', *more]
+    environment = dict(os.environ, OMP_NUM_THREADS=str(torch.get_num_threads()))  # another number rounds otherwise
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as p:
+        for _ in range(3):
+            assert p.stdout.readline().startswith('epoch ')
+        p.send_signal(signal.SIGKILL)
+    done = last(tmp_path / 'killed')['epoch']
+    assert 1 <= done < 399  # between the line and the file of an epoch, too
+
+    for output in ('killed', 'whole'):  # the schedule knows the number of epochs, so the rest of both is cut short
+        with stopped_after(done + 2):
+            run(tmp_path / output, *more)
+    killed, whole = last(tmp_path / 'killed'), last(tmp_path / 'whole')
+    assert killed['epoch'] == whole['epoch'] == done + 2
+    for row in (*killed['history'], *whole['history']):
+        assert row.pop('images_per_second') > 0  # the only thing that may differ
+    for key in ('state_dict', 'state_dict_ema', 'history', 'start'):
+        torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
+
+
+def test_a_net_that_learns_maps_goes_on_with_its_linear_layers(tmp_path, run, stopped_after, small):
+    more = ['epochs=2', 'opt=muon', 'kd_model_name=resnet_tiny_cifar', 'kd_maps={0: 2, 1: 4}', small]
+    with stopped_after(0):
+        run(tmp_path / 'killed', *more)
+    killed, whole = (run(tmp_path / output, *more) for output in ('killed', 'whole'))
+    for key in ('state_dict', 'kd_heads'):
+        torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
+    torch.testing.assert_close(killed['optimizer']['state'], whole['optimizer']['state'], rtol=0, atol=0)
+
+
+def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, run, refused, brief):
+    run(tmp_path / 'run', *brief(1))
+    before = (tmp_path / 'run' / 'last.pth.tar').read_bytes()
+    refused(r"run of another recipe \(\['lr'\] differ\)", tmp_path / 'run', *brief(1), 'lr=0.5')
+    shutil.copytree(folder, tmp_path / 'data')
+    shutil.copy(tmp_path / 'data' / 'train' / 'airplane' / '0.png', tmp_path / 'data' / 'train' / 'airplane' / '1.png')
+    refused(r"\['training images'\] differ", tmp_path / 'run', *brief(1), data=tmp_path / 'data')
+    assert (tmp_path / 'run' / 'last.pth.tar').read_bytes() == before
+
+
+def test_a_run_from_before_new_keys_goes_on(tmp_path, run, stopped_after, brief):
+    with stopped_after(0):
+        run(tmp_path, *brief(3))
+    checkpoint = last(tmp_path)
+    for entries, key in (
+            (checkpoint, 'data'), (checkpoint, 'kd_heads'),
+            (checkpoint['args'], 'kd_temperature'), (checkpoint['args'], 'grad_accum_steps')):
+        del entries[key]
+    torch.save(checkpoint, tmp_path / 'last.pth.tar')
+    assert run(tmp_path, *brief(3))['epoch'] == 2
+
+
+def flip(content):
+    """One bit of the largest record: weights, which torch reads without a look at their checksum."""
+    with zipfile.ZipFile(io.BytesIO(content)) as records:
+        record = records.read(max(records.infolist(), key=lambda info: info.file_size))
+    place = content.index(record) + len(record) // 2
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1:]
+
+
+@pytest.mark.parametrize('damage', [lambda content: b'', lambda content: content[:-1000], flip], ids=[
+    'empty', 'nearly whole', 'a bit'])
+def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, stopped_after, brief, damage):
+    with stopped_after(1):
+        run(tmp_path, *brief(3))
+    path = tmp_path / 'last.pth.tar'
+    path.write_bytes(damage(path.read_bytes()))
+    whole, resumed = run(tmp_path / 'whole', *brief(3)), run(tmp_path, *brief(3))
+    assert 'last.pth.tar is damaged' in capsys.readouterr().out
+    torch.testing.assert_close(resumed['state_dict'], whole['state_dict'], rtol=0, atol=0)
+    older = list(tmp_path.glob('checkpoint-*'))
+    assert older
+    for each in (path, *older):
+        each.write_bytes(damage(each.read_bytes()))
+    refused('no checkpoint in it is whole', tmp_path, *brief(3))
+
+
+@pytest.mark.parametrize('content', [dict(state_dict={}), [1, 2]])
+def test_other_checkpoints_do_not_resume(tmp_path, refused, brief, content):
+    torch.save(content, tmp_path / 'last.pth.tar')
+    refused('has a checkpoint that timm_selfconv.train did not write', tmp_path, *brief(1))
+
+
+@pytest.mark.parametrize('change,message', [
+    (lambda c: c.pop('optimizer'), "'optimizer'"), (lambda c: c['state_dict'].pop('stem.bias'), 'Missing key'),
+    (lambda c: c['args'].pop('model'), "run of another recipe.*'model'"),
+    (lambda c: c['state_dict']['head.fc.bias'].fill_(float('nan')), r'values in head.fc.bias that are not finite')])
+def test_checkpoints_with_something_missing_do_not_resume(tmp_path, run, refused, brief, change, message):
+    """Nor does a finished run whose weights are no numbers count as one."""
+    checkpoint = run(tmp_path, *brief(1))
+    change(checkpoint)
+    torch.save(checkpoint, tmp_path / 'last.pth.tar')
+    refused(rf'output=.*{message}', tmp_path, *brief(1))
+
+
+@pytest.mark.parametrize('kept', [1, 2, 4])
+def test_as_many_checkpoints_stay_as_the_recipe_asks_for(tmp_path, run, brief, kept):
+    run(tmp_path, *brief(5), f'checkpoint_hist={kept}')
+    older = {path.name: torch.load(path, weights_only=True)['epoch'] for path in tmp_path.glob('checkpoint-*')}
+    assert older == {f'checkpoint-{epoch}.pth.tar': epoch for epoch in range(4)[4 - (kept - 1):]}
+
+
+def test_one_training_a_folder(tmp_path, run, refused, brief):
+    with FileLock(tmp_path / '.lock'):
+        refused('another training runs there', tmp_path, *brief(1))
+    assert run(tmp_path, *brief(1))['epoch'] == 0
+
+
+def test_the_first_loss_that_is_not_finite_stops_it(tmp_path, monkeypatch, run, refused, small):
+    def loss(self, *args):
+        calls.append(1)
+        return whole(self, *args) * (float('nan') if len(calls) == 5 else 1)
+
+    whole, calls, more = trainer.Training.loss, [], ['epochs=3', small]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Training, 'loss', loss)  # three batches an epoch: the second of the second
+        refused('epoch 1, step 1: the loss is nan.* keeps the epochs before', tmp_path / 'run', *more, status=1)
+    assert last(tmp_path / 'run')['epoch'] == 0
+    resumed, wanted = (run(tmp_path / output, *more)['state_dict'] for output in ('run', 'whole'))
+    torch.testing.assert_close(resumed, wanted, rtol=0, atol=0)
