@@ -1,22 +1,18 @@
-"""The zoo on a Hub: the real huggingface_hub client, in fresh processes, against a server on this machine."""
-import os
-import shutil
-import signal
-import subprocess
-import sys
+"""The zoo on a Hub: the real huggingface_hub client, against a server on this machine."""
+import re
+import runpy
 import time
 from collections import Counter
-from pathlib import Path
 
+import huggingface_hub
 import pytest
 import timm
 from PIL import Image
 
-import timm_selfconv
 from hub_server import TOKEN, serve
-from timm_selfconv.weights import WEIGHTS_DIR
+from timm_selfconv.cli import main
+from timm_selfconv.weights import WEIGHTS_DIR, loading
 from timm_selfconv.weights.loading import REVISION
-from warm import WarmPython
 
 ONE, DRAWN = NETS = ['resnet_tiny_cifar', 'sa_learned_content_hier_tiny_cifar']  # the first has no figures: quick
 
@@ -28,162 +24,157 @@ def server():
 
 
 @pytest.fixture
-def hub(server):
+def client(monkeypatch, tmp_path):
+    """Changes constants of the client, which reads them from the environment when it is imported."""
+    def change(**constants):
+        for name, value in constants.items():
+            monkeypatch.setattr(f'huggingface_hub.constants.{name}', value)
+        if 'ENDPOINT' in constants:
+            change(HUGGINGFACE_CO_URL_TEMPLATE=constants['ENDPOINT'] + '/{repo_id}/resolve/{revision}/{filename}')
+        getattr(huggingface_hub.utils._http, 'reset_sessions', bool)()  # before 1.0 a session stays offline
+
+    change(HF_HUB_CACHE=str(tmp_path / 'cache'), HF_HUB_OFFLINE=False, HF_HUB_ETAG_TIMEOUT=1, HF_HUB_DOWNLOAD_TIMEOUT=5)
+    monkeypatch.setenv('HF_TOKEN', TOKEN)
+    return change
+
+
+@pytest.fixture
+def hub(server, client):
     server.clear()
+    client(ENDPOINT=server.address)
     return server
 
 
-@pytest.fixture(scope='module')
-def environment(server, tmp_path_factory):
-    environment = dict(
-        os.environ, HF_ENDPOINT=server.address, HF_HOME=str(tmp_path_factory.mktemp('cache')), HF_TOKEN=TOKEN,
-        HF_HUB_DISABLE_XET='1', HF_HUB_DISABLE_TELEMETRY='1', HF_HUB_ETAG_TIMEOUT='1', TIMM_SELFCONV_HUB='org',
-        HF_HUB_DOWNLOAD_TIMEOUT='5')
-    environment.pop('HF_HUB_OFFLINE', None)
-    return environment
-
-
-@pytest.fixture(scope='module')
-def command(tmp_path_factory):
-    picture = tmp_path_factory.mktemp('picture') / 'red.png'
-    Image.new('RGB', (40, 40), 'red').save(picture)
-    return lambda *arguments: ['-m', 'timm_selfconv', 'publish', *arguments, '--images', str(picture)]
-
-
-@pytest.fixture(scope='module')
-def publish(environment, command):
-    with WarmPython(environment, 'timm_selfconv.look.repository') as python:
-        yield lambda *arguments: python.run(*command(*arguments))
+@pytest.fixture
+def publish(tmp_path):
+    Image.new('RGB', (40, 40), 'red').save(tmp_path / 'red.png')
+    return lambda *words: main(['publish', *words, '--images', str(tmp_path / 'red.png')])
 
 
 def sent(hub):
     """How many requests changed something, by kind."""
-    kinds = {'commit/': 'commits', 'PUT': 'uploads', '/tag/': 'tags', 'repos/create': 'repositories'}
+    kinds = {'/commit/': 'commits', '/tag/': 'tags', 'repos/create': 'repositories'}
     return Counter(kind for request in hub.requests for mark, kind in kinds.items() if mark in request)
 
 
-def test_publish_again_change_one(hub, publish):
-    first = publish(*NETS, '--owner', 'org')
-    assert first.returncode == 0, first.stderr
-    assert sent(hub) == dict(commits=2, uploads=2, tags=2, repositories=2)
-    for name in NETS:
-        files = hub.files(f'org/{name}', REVISION)
-        assert files['model.safetensors'] == (WEIGHTS_DIR / f'{name}.safetensors').read_bytes()
-        card = files['README.md'].decode()
-        assert card.index('import timm_selfconv') < card.index('create_model') and 'bibtex' in card
-        assert ('explorer.html' in files) == (name == DRAWN) and TOKEN not in str(files)
+def tagged(hub, name, owner='org'):
+    return hub.repos[f'{owner}/{name}'][hub.tags[f'{owner}/{name}', REVISION]]
+
+
+def test_publish_again_change_one(hub, publish, capsys):
+    publish(ONE, '--owner', 'org')
+    assert sent(hub) == dict(commits=1, tags=1, repositories=1)
+    files = tagged(hub, ONE)
+    assert files['model.safetensors'] == (WEIGHTS_DIR / f'{ONE}.safetensors').read_bytes()
+    assert TOKEN not in str(files)
 
     hub.requests.clear()
-    again = publish(*NETS, '--owner', 'org')
-    assert again.returncode == 0 and again.stdout.count('nothing new') == 2
-    assert set(sent(hub)) == {'repositories'}
+    capsys.readouterr()
+    publish(ONE, '--owner', 'org')
+    assert 'nothing new' in capsys.readouterr().out and set(sent(hub)) == {'repositories'}
 
     hub.repos[f'org/{ONE}'][-1]['README.md'] = b'another'
-    changed = publish(ONE, '--owner', 'org')
-    assert changed.returncode == 0 and sent(hub)['commits'] == 1 and not sent(hub)['uploads']
-    assert hub.files(f'org/{ONE}', REVISION)['README.md'] != b'another'
-
-
-def test_a_killed_publication_goes_on(hub, environment, command, publish):
-    process = subprocess.Popen(
-        [sys.executable, *command(ONE, '--owner', 'org')], env=environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL)
-    while not hub.objects and process.poll() is None:
-        time.sleep(.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert len(hub.repos[f'org/{ONE}']) <= 2
-    done = publish(ONE, '--owner', 'org')
-    assert done.returncode == 0, done.stderr
-    assert REVISION in {tag for _, tag in hub.tags} and sent(hub)['uploads'] == 1
+    publish(ONE, '--owner', 'org')
+    assert sent(hub)['commits'] == 1 and len(hub.repos[f'org/{ONE}']) == 3
+    assert tagged(hub, ONE)['README.md'] != b'another'
 
 
 @pytest.mark.parametrize('fault,status', [
-    ('POST /api/repos/create', 401), ('POST .*/preupload', 403), ('POST .*/commit', 409), ('POST .*/batch', 429),
-    ('GET .*/refs', 500),
-    ('GET /org/.*/resolve', 'cut'),
+    ('POST /api/repos/create', 401), ('POST .*/preupload', 403), ('POST .*/commit', 409), ('GET .*/refs', 500),
+    ('GET /org/.*/resolve', 'cut'), ('POST .*/tag', 429),
 ])
-def test_what_goes_wrong_on_the_hub_is_one_line(hub, publish, fault, status):
+def test_what_goes_wrong_on_the_hub_is_one_line_and_the_next_time_goes_on(hub, publish, capsys, fault, status):
     hub.faults[fault] = status
-    done = publish(ONE, '--owner', 'org')
-    assert done.returncode == 2 and ONE in done.stderr and TOKEN not in done.stdout + done.stderr
+    with pytest.raises(SystemExit) as stopped:
+        publish(ONE, '--owner', 'org')
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and f'org/{ONE}: ' in said.err and TOKEN not in said.out + said.err
+    assert not hub.tags
+    hub.faults.clear()
+    publish(ONE, '--owner', 'org')
+    assert tagged(hub, ONE)['model.safetensors'] == (WEIGHTS_DIR / f'{ONE}.safetensors').read_bytes()
+    assert len(hub.repos[f'org/{ONE}']) == 2  # what had arrived is not sent twice
 
 
-def test_the_zoo_as_folders(tmp_path, publish):
-    done = publish(ONE, '--folder', str(tmp_path / 'zoo'))
-    assert done.returncode == 0, done.stderr
-    timm.create_model(f'local-dir:{tmp_path}/zoo/{ONE}', pretrained=True)
-    again = publish(ONE, '--folder', str(tmp_path / 'zoo'))
-    assert again.returncode == 2 and 'exists' in again.stderr
+def test_the_zoo_as_folders(tmp_path, publish, capsys):
+    publish(*NETS, '--folder', str(tmp_path / 'zoo'))
+    for name in NETS:
+        folder = tmp_path / 'zoo' / name
+        timm.create_model(f'local-dir:{folder}', pretrained=True)
+        card = (folder / 'README.md').read_text()
+        assert card.index('import timm_selfconv') < card.index('create_model') and 'bibtex' in card
+        assert (folder / 'explorer.html').is_file() == (name == DRAWN)
+    with pytest.raises(SystemExit):
+        publish(ONE, '--folder', str(tmp_path / 'zoo'))
+    assert 'exists' in capsys.readouterr().err
 
 
 @pytest.fixture
-def light(tmp_path, environment):
-    """The package without weight files, as the index has it, and an empty cache: they come from the Hub."""
-    package = tmp_path / 'site' / 'timm_selfconv'
-    shutil.copytree(os.path.dirname(timm_selfconv.__file__), package, ignore=shutil.ignore_patterns('*.safetensors'))
-    return dict(environment, PYTHONPATH=str(package.parent), HF_HOME=str(tmp_path / 'cache'))
+def light(tmp_path, monkeypatch):
+    """The package without weight files, as the index has it."""
+    monkeypatch.setattr(loading, 'weights_path', lambda name: tmp_path / 'nowhere')
 
 
-def load(environment, *names, **more):
-    """What comes of nets, one after the other in one process: 'loaded', or how long it took and why not."""
-    code = f"""
-import time, timm, timm_selfconv
-for name in {names}:
-    start = time.monotonic()
+def load(name):
+    """'loaded', or why not."""
     try:
         timm.create_model(name, pretrained=True)
-        print('loaded')
     except RuntimeError as e:
-        print(time.monotonic() - start, e)
-"""
-    done = subprocess.run(
-        [sys.executable, '-c', code], env=dict(environment, **more), cwd=os.path.dirname(environment['HF_HOME']),
-        capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+        return str(e)
+    return 'loaded'
 
 
-def test_weights_come_from_the_hub_once(hub, light, publish):
-    assert publish(ONE, '--owner', 'org').returncode == 0
+def put(hub, name, content):
+    hub.repos[f'timm-selfconv/{name}'] = [{'model.safetensors': content}]
+    hub.tags[f'timm-selfconv/{name}', REVISION] = 0
+
+
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules')  # a second copy, of another environment
+def test_weights_come_from_the_hub_once(hub, publish, client, request, monkeypatch):
+    publish(ONE, '--owner', 'timm-selfconv')
+    request.getfixturevalue('light')
     hub.requests.clear()
-    assert load(light, ONE, f'hf-hub:org/{ONE}') == ['loaded'] * 2
+    assert load(ONE) == load(f'hf-hub:timm-selfconv/{ONE}') == 'loaded'
     assert any('resolve' in request for request in hub.requests)
     hub.requests.clear()
-    assert load(light, ONE) == ['loaded'] and not hub.requests
-    assert load(light, ONE, HF_HUB_OFFLINE='1') == ['loaded']
+    assert load(ONE) == 'loaded'
+    client(HF_HUB_OFFLINE=True)
+    assert load(ONE) == 'loaded' and not hub.requests
+    monkeypatch.setenv('TIMM_SELFCONV_HUB', 'org')
+    assert runpy.run_module('timm_selfconv.weights.loading')['hub_id'](ONE) == f'org/{ONE}@{REVISION}'
 
 
-def test_a_damaged_download_is_replaced(hub, light, publish):
-    assert publish(ONE, '--owner', 'org').returncode == 0
-    assert load(light, ONE) == ['loaded']
-    blob, = (path for path in Path(light['HF_HOME']).rglob('blobs/*') if path.stat().st_size > 1e6)
-    content = blob.read_bytes()
+def test_a_damaged_download_is_replaced(hub, light, client, tmp_path):
+    content = (WEIGHTS_DIR / f'{ONE}.safetensors').read_bytes()
+    put(hub, ONE, content)
+    assert load(ONE) == 'loaded'
+    blob, = (tmp_path / 'cache').rglob('blobs/*')
     blob.write_bytes(content[:-1] + b'x')
-    assert 'damaged in the cache' in load(light, ONE, HF_HUB_OFFLINE='1')[0]
-    assert load(light, ONE) == ['loaded'] and blob.read_bytes() == content
+    client(HF_HUB_OFFLINE=True)
+    assert 'damaged in the cache' in load(ONE)
+    client(HF_HUB_OFFLINE=False)
+    assert load(ONE) == 'loaded' and blob.read_bytes() == content
     hub.requests.clear()
-    assert load(light, ONE) == ['loaded'] and not hub.requests
+    assert load(ONE) == 'loaded' and not hub.requests
 
 
 @pytest.mark.parametrize('etag', ['../../../../escaped', '..'])
 def test_a_hub_that_names_files_elsewhere_writes_nowhere(hub, light, tmp_path, etag):
-    hub.repos[f'org/{ONE}'] = [{'model.safetensors': b'hostile'}]
-    hub.tags[f'org/{ONE}', REVISION] = 0
-    hub.etags[f'org/{ONE}'] = etag
-    said, = load(light, ONE)
-    assert 'cannot be downloaded' in said and 'is no name of a file' in said
+    put(hub, ONE, b'hostile')
+    hub.etags[f'timm-selfconv/{ONE}'] = etag
+    assert re.search('cannot be downloaded.*is no name of a file', load(ONE))
     assert not [path for path in tmp_path.rglob('*') if path.is_file() and path.read_bytes() == b'hostile']
     assert not any('escaped' in path.name for path in [*tmp_path.rglob('*'), *tmp_path.parent.iterdir()])
 
 
-def test_weights_that_cannot_be_had_say_why(hub, light):
+def test_weights_that_cannot_be_had_say_why(hub, light, client):
+    assert 'is not there or not for you' in load(ONE)
     hub.faults[f'HEAD .*{DRAWN}'] = 500
-    hub.repos['org/sa_quadratic_tiny_cifar'] = [{'model.safetensors': b'not those'}]
-    hub.tags['org/sa_quadratic_tiny_cifar', REVISION] = 0
-    missing, failing, other = load(light, *NETS, 'sa_quadratic_tiny_cifar')
-    assert 'is not there or not for you' in missing and 'answers 500' in failing
-    assert 'damaged or of another version' in other
-    assert 'HF_HUB_OFFLINE forbids' in load(light, ONE, HF_HUB_OFFLINE='1')[0]
-    seconds, said = load(light, ONE, HF_ENDPOINT='http://127.0.0.1:9')[0].split(' ', 1)
-    assert 'cannot be downloaded from http://127.0.0.1:9' in said and float(seconds) < 20
+    assert 'answers 500' in load(DRAWN)
+    put(hub, ONE, b'not those')
+    assert 'damaged or of another version' in load(ONE)
+    client(HF_HUB_OFFLINE=True)
+    assert 'HF_HUB_OFFLINE forbids' in load(DRAWN)
+    client(HF_HUB_OFFLINE=False, ENDPOINT='http://127.0.0.1:9')
+    start = time.monotonic()
+    assert 'cannot be downloaded from http://127.0.0.1:9' in load(DRAWN) and time.monotonic() - start < 20
