@@ -79,3 +79,20 @@ def explicit_maps():
             set_fused_attn(True)
 
     return switched_off
+
+
+@pytest.fixture
+def limit():
+    """A context in which no file may grow beyond so many bytes."""
+    resource = pytest.importorskip('resource')
+
+    @contextlib.contextmanager
+    def limit(nbytes):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit

@@ -123,18 +123,12 @@ def test_of_two_that_make_a_new_folder_one_is_told(tmp_path):
     assert list(tmp_path.iterdir()) == [path] and (path / 'file').read_bytes() == b'other'
 
 
-def test_a_checkpoint_that_outgrows_a_limit_is_an_oserror(tmp_path):
+def test_a_checkpoint_that_outgrows_a_limit_is_an_oserror(tmp_path, limit):
     """torch.save says RuntimeError: unexpected pos 832 vs 726."""
-    resource = pytest.importorskip('resource')
     files.replace_file(tmp_path / 'last.pth.tar', lambda path: torch.save(torch.zeros(10), path))
     before = (tmp_path / 'last.pth.tar').read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    try:
-        with pytest.raises(OSError, match=r'last.pth.tar: cannot be written .*; is the disk full\?'):
-            files.replace_file(tmp_path / 'last.pth.tar', lambda path: torch.save(torch.zeros(100_000), path))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limit(20_000), pytest.raises(OSError, match=r'last.pth.tar: cannot be written .*; is the disk full\?'):
+        files.replace_file(tmp_path / 'last.pth.tar', lambda path: torch.save(torch.zeros(100_000), path))
     assert os.listdir(tmp_path) == ['last.pth.tar'] and (tmp_path / 'last.pth.tar').read_bytes() == before
 
 

@@ -1,11 +1,8 @@
 """What is installed: every file of the package, the recipes with it."""
-import re
-from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
 
-from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.cli import main
 
 
@@ -29,11 +26,6 @@ def test_every_other_file_is_data_of_the_package(repo, settings, package, folder
     assert files and files <= data
 
 
-def test_the_index_shows_no_link_to_a_file_beside_the_readme():
-    links = re.findall(r'\]\((.*?)\)', metadata('timm_selfconv').get_payload())
-    assert links and all(link.startswith('https://') for link in links)
-
-
 def test_recipe_prints_the_path_of_each(repo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for file in (repo / 'recipes').glob('*.yaml'):
@@ -47,11 +39,3 @@ def test_recipe_that_there_is_not(repo, capsys):
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and error.count('\n') == 1 and "recipe='paper.yaml'" in error
     assert all(file.stem in error for file in (repo / 'recipes').glob('*.yaml'))
-
-
-def test_the_trainer_takes_names_of_recipes(repo, tmp_path, monkeypatch):
-    expected = read_recipe(str(repo / 'recipes' / 'muon_tiny.yaml'), ['model=sa_quadratic_tiny_cifar'])
-    monkeypatch.chdir(tmp_path)
-    assert read_recipe('muon_tiny', ['model=sa_quadratic_tiny_cifar']) == expected
-    with pytest.raises(ValueError, match=r"recipe='nowhere.yaml': there is none; the package has .*tiny"):
-        read_recipe('nowhere.yaml')

@@ -8,8 +8,8 @@ import pytest
 import timm
 import torch
 import yaml
-from PIL import Image
 
+from pictures import fill, save_parquet
 from timm_selfconv.training.recipes import read_recipe
 from tiny_nets import small_sizes
 
@@ -95,15 +95,7 @@ def test_published_hyper_parameters(recipe, wanted):
 
 @pytest.fixture(scope='module')
 def images(tmp_path_factory):
-    """Four pictures a split, two batches, laid out as CIFAR-10 on the Hub."""
-    datasets = pytest.importorskip('datasets')
-    folder = tmp_path_factory.mktemp('images')
-    features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(num_classes=10))
-    pictures = [Image.new('RGB', (32, 32), (25 * label, 99, 60)) for label in range(4)]
-    for split in ('train', 'test'):
-        split_set = datasets.Dataset.from_dict(dict(img=pictures, label=list(range(4))), features=features)
-        split_set.to_parquet(folder / f'{split}-00000-of-00001.parquet')
-    return folder
+    return save_parquet(tmp_path_factory.mktemp('images'))
 
 
 @pytest.mark.slow
@@ -116,9 +108,8 @@ def test_recipes_train_for_two_batches(recipe, images, train_py, monkeypatch, tm
     kwargs = {**load(recipe).get('model_kwargs', {}), **sizes}
     data = ['--dataset', f'hfds/{images}']
     if recipe == 'pictures':
-        for folder in (tmp_path / split / label for split in ('train', 'val') for label in '0123456789'):
-            folder.mkdir(parents=True)
-            Image.new('RGB', (40, 50)).save(folder / '0.png')
+        for split in ('train', 'val'):
+            fill(tmp_path / split, range(10), size=(50, 40))
         data = ['--data-dir', str(tmp_path), '--num-classes', '10']
     monkeypatch.setattr('sys.argv', [
         'train.py', '-c', str(FOLDER / f'{recipe}.yaml'), *data, '--device', 'cpu', '--no-prefetcher', '--workers', '0',

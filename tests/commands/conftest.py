@@ -1,8 +1,9 @@
 """What tests of commands share: weights and pictures on disk."""
 import pytest
 import timm
-from PIL import Image
+from timm.models import save_for_hf
 
+from pictures import fill
 from timm_selfconv.weights.saving import save_weights
 
 
@@ -14,9 +15,15 @@ def checkpoint(tmp_path):
 
 
 @pytest.fixture
+def little(tmp_path):
+    """A net of one layer, which takes no time."""
+    model = timm.create_model('sa_quadratic_cifar', depth=1, num_heads=2, embed_dim=8, mlp_dim=8, patch_size=8)
+    save_for_hf(model, tmp_path / 'little', safe_serialization=True)
+    return f"local-dir:{tmp_path / 'little'}"
+
+
+@pytest.fixture
 def folder(tmp_path):
     """A dataset of one picture a class."""
-    for label in range(10):
-        (tmp_path / 'data' / 'test' / str(label)).mkdir(parents=True)
-        Image.new('RGB', (40, 30), (25 * label,) * 3).save(tmp_path / 'data' / 'test' / str(label) / 'picture.png')
+    fill(tmp_path / 'data' / 'test', range(10), size=(30, 40))
     return str(tmp_path / 'data')

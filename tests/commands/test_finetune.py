@@ -7,6 +7,7 @@ import pytest
 import timm
 from PIL import Image
 
+from pictures import fill
 from timm_selfconv.cli import main
 from timm_selfconv.data import classify, open_images
 from timm_selfconv.training import trainer
@@ -108,11 +109,9 @@ def test_what_cannot_be_is_told_in_a_line(digits, tmp_path, capsys, arguments, m
 
 
 def test_unreadable_pictures_are_named_before_training(tmp_path, capsys):
-    for name in ('cat', 'dog'):
-        (tmp_path / 'own' / name).mkdir(parents=True)
-        for i in range(5):
-            (tmp_path / 'own' / name / f'{i}.jpg').write_bytes(b'no picture')
+    for file in fill(tmp_path / 'own', ['cat', 'dog'], count=5).rglob('*.png'):
+        file.write_bytes(b'no picture')
     with pytest.raises(SystemExit):
         main(['finetune', NET, str(tmp_path / 'own'), '--output', str(tmp_path / 'net'), *SMALL])
-    assert re.search(r"cat/\d.jpg': needs a readable picture.*; and 5 more", capsys.readouterr().err)
+    assert re.search(r"cat/\d.png': needs a readable picture.*; and 5 more", capsys.readouterr().err)
     assert not (tmp_path / 'net').exists()

@@ -1,7 +1,6 @@
 """What a net costs, and how good it is: eval, bench, list, tables."""
 import json
 
-
 from timm_selfconv.models import zoo_names
 from timm_selfconv.cli import main
 

@@ -8,8 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from timm_selfconv import fuse
 from timm_selfconv.layers import explicit_maps
 from timm_selfconv.measure.counting import Needs, count, device_needs
-from timm_selfconv.models import zoo_names
-from tiny_nets import SHALLOW, small_sizes
+from tiny_nets import ONE_LAYER, SHALLOW
 
 N, D, M, HW, POS = 256, 400, 512, 32, 200  # positions, channels, MLP channels, rows + columns, channels of half a query
 
@@ -94,9 +93,9 @@ KINDS = [
 
 
 @pytest.mark.parametrize(
-    'name,kwargs', [*((name, {}) for name in zoo_names()), *(('sa_quadratic_cifar', kind) for kind in KINDS)])
-def test_every_net_of_the_zoo_is_counted_whole(name, kwargs):
-    model = timm.create_model(name, **small_sizes(name), **kwargs)
+    'name,kwargs', [*SHALLOW.items(), *(('sa_quadratic_cifar', dict(ONE_LAYER, **kind)) for kind in KINDS)])
+def test_nets_of_every_family_are_counted_whole(name, kwargs):
+    model = timm.create_model(name, **kwargs)
     counts = count(model)
     assert counts.linear_conv_flops <= counts.flops <= counts.dense_flops
     assert counts.flops == dispatched(model)

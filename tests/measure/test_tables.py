@@ -93,9 +93,3 @@ def test_results_have_every_shipped_net_and_both_papers_figures():
         assert all(rows[name][key] for key in ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time'))
     assert rows['sa_quadratic_cifar']['paper'] == 0.938 and rows['sa_quadratic_cifar']['report'] == 0.943
     assert rows['sa_learned_content_cifar']['report'] == 0.864  # its Table 1; Table 3 repeats the paper's
-
-
-def test_only_weights_with_a_teacher_or_an_origin_have_footnotes():
-    rows = results_rows()
-    alone = [row for row in rows if not (row['initialised_from'] or row['teacher'])]
-    assert not {'*', '†'} & set(format_results(alone)) and {'*', '†'} <= set(format_results(rows))

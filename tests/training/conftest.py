@@ -3,11 +3,10 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from pictures import fill
 from timm_selfconv import train
 from timm_selfconv.training import trainer
 
@@ -15,17 +14,12 @@ from timm_selfconv.training import trainer
 @pytest.fixture(scope='session')
 def noise():
     """Fills a folder as timm's image folders are: of each class 12 pictures to train on and 3 to test."""
-    def fill(folder, *labels, size=(32, 32)):
-        rng = np.random.default_rng(0)
-        for split, n in (('train', 12), ('test', 3)):
-            for label in labels:
-                (folder / split / label).mkdir(parents=True)
-                for i in range(n):
-                    pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
-                    Image.fromarray(pixels).save(folder / split / label / f'{i}.png')
+    def noise(folder, *labels, size=(32, 32)):
+        for split, count in (('train', 12), ('test', 3)):
+            fill(folder / split, labels, count, size, seed=count)
         return folder
 
-    return fill
+    return noise
 
 
 @pytest.fixture(scope='session')

@@ -48,3 +48,11 @@ def test_broken_recipes_are_refused(tmp_path, text, message):
     (tmp_path / 'recipe.yaml').write_text(text)
     with pytest.raises(ValueError, match=message):
         read_recipe(str(tmp_path / 'recipe.yaml'))
+
+
+def test_recipes_have_names(tmp_path, monkeypatch):
+    expected = read_recipe(TINY)
+    monkeypatch.chdir(tmp_path)
+    assert read_recipe('muon_tiny') == expected
+    with pytest.raises(ValueError, match=r"recipe='nowhere.yaml': there is none; the package has .*tiny"):
+        read_recipe('nowhere.yaml')

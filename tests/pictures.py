@@ -1,0 +1,25 @@
+"""Folders of pictures, a folder a class."""
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def fill(folder, names, count=1, size=(32, 32), seed=0):
+    """Make a folder for each name with so many pictures of noise, 0.png and so on; returns the folder of all."""
+    rng = np.random.default_rng(seed)
+    for name in map(str, names):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name / f'{i}.png')
+    return folder
+
+
+def save_parquet(folder):
+    """Four pictures a split, of ten classes, laid out as CIFAR-10 on the Hub."""
+    datasets = pytest.importorskip('datasets')
+    features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(num_classes=10))
+    pictures = [Image.new('RGB', (32, 32), (25 * label, 99, 60)) for label in range(4)]
+    for split in ('train', 'test'):
+        datasets.Dataset.from_dict(dict(img=pictures, label=list(range(4))), features=features).to_parquet(
+            folder / f'{split}-00000-of-00001.parquet')
+    return folder
