@@ -3,11 +3,23 @@ import numpy as np
 import timm
 import torch
 
+from timm_selfconv.theory import position_blobs
+
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
 
 
-def random_maps(*shape):
-    return torch.rand(*shape).flatten(-2).softmax(-1).view(shape)
+PAINTED = '() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))'  # two frames of a page
+
+
+def until(condition):
+    """Waits for a condition in a page; playwright's own waits need eval, which the pages forbid."""
+    return f'new Promise(done => {{ (function look() {{ {condition} ? done() : requestAnimationFrame(look); }})(); }})'
+
+
+def heads_of(net, grid):
+    """Where the heads of a net look, as a history has it."""
+    return [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
+        layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(net, grid)]
 
 
 def panels(figure):

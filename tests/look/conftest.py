@@ -3,6 +3,8 @@ import shutil
 
 import pytest
 
+from drawn import PAINTED
+
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
 FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
          '--disable-background-networking', '--disable-component-update', '--disable-sync']
@@ -33,7 +35,7 @@ def open_page(browser, tmp_path):
         page.on('request', lambda request: complaints.append(request.url) if request.url.split('#')[0] != file.as_uri()
                 and not request.url.startswith('data:') else None)
         page.goto(f'{file.as_uri()}#{hash}')
-        page.evaluate('ready')
+        page.evaluate(f'ready.then({PAINTED})')
         return page
 
     yield open_text

@@ -10,7 +10,7 @@ from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.path import Path
 from PIL import Image
 
-from drawn import SMALL, quadratic_net, texts
+from drawn import SMALL, heads_of, quadratic_net, texts
 from timm_selfconv.look import figures
 from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
 from timm_selfconv.weights.history import write_history
@@ -165,11 +165,6 @@ def test_training_of_something_else_is_refused(tmp_path):
         figures.training_blobs(net, tmp_path)
     with pytest.raises(ValueError, match='model=SelfAttentionNet: its centres are no parameters'):
         figures.training_blobs(timm.create_model('sa_learned_cifar', **SMALL), tmp_path)
-
-
-def heads_of(net, grid):
-    return [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
-        layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(net, grid)]
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])

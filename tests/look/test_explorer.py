@@ -1,22 +1,20 @@
 """The explorer's page, in a real browser, and what is packed into it."""
-import base64
 import io
 import json
 import math
 import re
-import zlib
 
 import numpy as np
 import pytest
 import timm
 import torch
-from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import timm_selfconv
+from drawn import PAINTED, heads_of, until
 from timm_selfconv.look.attention_maps import footprint_weights
 from timm_selfconv.data import preprocess
-from timm_selfconv.look.explorer import explorer_page, pack, quantise
+from timm_selfconv.look.explorer import explorer_page
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import write_history
@@ -63,8 +61,7 @@ def check_maps(shown, expected, step):
 
 @pytest.mark.parametrize('name,kwargs', [
     ('sa_quadratic_cifar', {}), ('sa_quadratic_gen_cifar', {}), ('sa_learned_cifar', {}),
-    ('sa_learned_content_cifar', {}), ('sa_learned_content_cifar', dict(gain=20.)),
-    ('sa_learned_content_hier_cifar', dict(gain=5.)),
+    ('sa_learned_content_cifar', dict(gain=20.)), ('sa_learned_content_hier_cifar', dict(gain=5.)),
     ('sa_quadratic_gen_cifar', dict(terms=('content', 'content_position', 'key_bias', 'position'))),
     ('sa_quadratic_cifar', dict(terms=('content',), encoding='sinusoid')), ('resvit_cifar', dict(gain=30.)),
 ])
@@ -155,10 +152,9 @@ def test_pointer_keys_clicks_and_permalink(open_page):
     page.get_by_text('Content only', exact=True).click()
     page.get_by_label('Average over the pictures').check()
     page.get_by_label('Sort by distance').check()
-    page.wait_for_timeout(500)
+    page.evaluate(until('location.hash.includes("sort=1")'))
     page.get_by_text('Per-tile scale').click()
-    page.wait_for_timeout(300)
-    assert 'sort=1' in page.evaluate('location.hash')
+    page.evaluate(until('!location.hash.includes("scale=all")'))
     assert 'row 1, column 5' in page.locator('output').nth(1).text_content()
     assert 'Layer 1, head 2' in page.locator('output').nth(1).text_content()
     order = '[...document.querySelectorAll(".heads")].map(e => e.textContent)'
@@ -166,7 +162,6 @@ def test_pointer_keys_clicks_and_permalink(open_page):
     link, sorted_heads = page.evaluate('location.hash.slice(1)'), page.evaluate(order)
 
     again = open_page(text, hash=link)
-    again.wait_for_timeout(300)
     assert again.evaluate('state') == {
         **page.evaluate('state'), 'at': pytest.approx(page.evaluate('state.at'), abs=1e-4)}
     assert again.evaluate(order) == sorted_heads
@@ -200,7 +195,6 @@ def sharp_and_flat():
 def test_one_scale_for_all_tiles_or_one_for_each(open_page):
     """A head that looks everywhere alike is dark beside a sharp one, and as bright as it gets by itself."""
     page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='at=0,0&scale=all')
-    page.wait_for_timeout(200)
     yellow = [0xfd, 0xe7, 0x25, 255]
     sharp, flat = page.evaluate(COLOURS)
     assert sharp == yellow
@@ -209,7 +203,7 @@ def test_one_scale_for_all_tiles_or_one_for_each(open_page):
     assert flat[:3] == pytest.approx([a + (b - a) * place for a, b in zip(low, high)], abs=2)
     assert page.locator('.scale span').all_text_contents() == ['0', '0.25', '1']
     page.get_by_text('Per-tile scale').click()
-    page.wait_for_timeout(200)
+    page.evaluate(PAINTED)
     assert page.evaluate(COLOURS) == [yellow, yellow]
 
 
@@ -288,9 +282,7 @@ def write_run(folder, model, grid, epochs):
     """A run in which a net's centres go one pixel down and its spreads shrink with each epoch."""
     rows = []
     for epoch in range(epochs + 1):
-        heads = [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
-            layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(model, grid)]
-        rows.append(dict(epochs=epoch, heads=heads, eval_top1=90. if epoch == epochs else None))
+        rows.append(dict(epochs=epoch, heads=heads_of(model, grid), eval_top1=90. if epoch == epochs else None))
         if epoch:
             rows[-1]['train_loss'] = 9 / epoch
         with torch.no_grad():
@@ -335,15 +327,14 @@ def test_the_film_shows_where_the_heads_were_after_each_epoch(open_page, tmp_pat
     page.keyboard.press('Home')
     page.get_by_text('untrained, before 90 epochs').wait_for()
     page.keyboard.press('Space')
-    page.wait_for_timeout(600)
-    assert page.evaluate('state.epoch > 0 && Number.isInteger(state.epoch)')  # for who asks for less motion
+    page.evaluate(until('state.epoch > 0'))
+    assert page.evaluate('Number.isInteger(state.epoch)')  # for who asks for less motion
     page.get_by_text('Pause').click()
     page.get_by_text('Play').wait_for()
     assert page.evaluate('[player, state.epoch < 90]') == [0, True]
     slider.press('End')
     page.get_by_text('after epoch 90 of 90, training loss 0.10, 90.0 % of the validation images right').wait_for()
-    page.wait_for_timeout(400)
-    assert 'epoch=90' in page.evaluate('location.hash')
+    page.evaluate(until('location.hash.includes("epoch=90")'))
 
 
 def test_the_film_of_another_net_is_refused(tmp_path):
@@ -354,13 +345,11 @@ def test_the_film_of_another_net_is_refused(tmp_path):
     assert '"film": null' in page  # none ships
 
 
-@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'san_patchwise_cifar'])
-@pytest.mark.parametrize('width', [390, 1300])
+@pytest.mark.parametrize('name,width', [('sa_quadratic_cifar', 390), ('san_patchwise_cifar', 1300)])
 def test_the_query_is_framed_in_black_and_white(name, width, open_page):
     """Of which one shows on any colour, on the picture and on every tile."""
     model = create(name) if name.startswith('sa_') else create_san(name)
     page = open_page(explorer_page({'net': model}, PICTURES), viewport=dict(width=width, height=844))
-    page.wait_for_timeout(200)
     shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert('L')
     query, rows, cols = page.evaluate('[panels[0].net.query(), panels[0].net.rows, panels[0].net.cols]')
     middle = (1.5 / 3, 1 / 3) if name.startswith('san_') else None
@@ -370,6 +359,16 @@ def test_the_query_is_framed_in_black_and_white(name, width, open_page):
         x, y = box['x'] + col * box['width'], box['y'] + row * box['height']
         line = [shot.getpixel((round(x) + i, round(y))) for i in range(-5, 1)]  # to the query's pixel from its left
         assert min(line) < 20 and max(line) > 235
+
+
+AT_REST = """() => new Promise(done => {
+    let last = NaN, alike = 0;
+    const look = () => {
+        [alike, last] = [scrollY === last ? alike + 1 : 0, scrollY];
+        if (alike < 10) requestAnimationFrame(look); else done();
+    };
+    look();
+})"""
 
 
 def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
@@ -383,7 +382,7 @@ def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
         for i in range(1, 11):
             finger.send('Input.dispatchTouchEvent', dict(type='touchMove', touchPoints=[dict(x=x, y=y + dy * i / 10)]))
         finger.send('Input.dispatchTouchEvent', dict(type='touchEnd', touchPoints=[]))
-        page.wait_for_timeout(700)
+        page.evaluate(AT_REST)
 
     stage, tile = page.locator('.stage'), page.locator('.tile div')
     assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
@@ -409,7 +408,6 @@ def test_screen(scheme, width, open_page):
     nets = {'first': create('sa_quadratic_cifar', num_heads=16), 'a_rather_long_name_' * 4: create('sa_learned_cifar')}
     page = open_page(explorer_page(nets, PICTURES), color_scheme=scheme, viewport=dict(width=width, height=800))
     assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
-    page.wait_for_timeout(200)
     shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert('RGB')
     assert shot.width == width
     assert (shot.getpixel((1, 1))[0] > 200) == (scheme == 'light')
@@ -431,41 +429,6 @@ def test_what_the_user_names_is_text(open_page):
     assert page.locator('script').count() == 2 and page.locator('img[src=x]').count() == 0
 
 
-@settings(max_examples=50)
-@given(st.lists(st.integers(0, 255)), st.sampled_from([torch.uint8, torch.int16, torch.float32]))
-def test_pack(values, dtype):
-    packed = pack(torch.tensor(values, dtype=dtype))
-    array = np.frombuffer(zlib.decompress(base64.b64decode(packed)), pack_dtype(dtype))
-    assert array.tolist() == values
-
-
-def pack_dtype(dtype):
-    return {torch.uint8: 'u1', torch.int16: '<i2', torch.float32: '<f4'}[dtype]
-
-
-def test_quantise():
-    x = torch.tensor([-1e9, -0.26, 0.24, 0.26, 1e9])
-    assert quantise(x, 0.5, torch.int16).tolist() == [-32768, -1, 0, 1, 32767]
-
-
-@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_cifar'])
-@pytest.mark.parametrize('grid', [(1, 5), (4, 6), (1, 1)])
-def test_offset_tables(name, grid):
-    layer = create(name).blocks[0].attn
-    with torch.no_grad():
-        expected = layer.scores(torch.zeros(1, *grid, 16))[0].view(3, *grid, *grid).double()
-    rows, cols, cross = layer.encoding.offset_tables(*grid)
-    for q1 in range(grid[0]):
-        for q2 in range(grid[1]):
-            for k1 in range(grid[0]):
-                for k2 in range(grid[1]):
-                    d1, d2 = k1 - q1, k2 - q2
-                    score = rows[:, d1 + grid[0] - 1] + cols[:, d2 + grid[1] - 1] + cross * d1 * d2
-                    zero = rows[:, grid[0] - 1] + cols[:, grid[1] - 1]
-                    torch.testing.assert_close(
-                        score - zero, expected[:, q1, q2, k1, k2] - expected[:, q1, q2, q1, q2], atol=1e-3, rtol=1e-4)
-
-
 def test_sizes():
     """A net of positions only takes little room, however many pixels."""
     model = timm.create_model('sa_quadratic_gen_cifar', embed_dim=16, mlp_dim=8)
@@ -476,20 +439,16 @@ def test_sizes():
     assert data['nets'][0]['grid'] == [16, 16] and data['nets'][0]['heads'] == [9] * 6
 
 
-def test_nets_without_attention_maps_are_refused():
-    with pytest.raises(ValueError, match='has no attention maps'):
-        explorer_page({'net': timm.create_model('resnet18_cifar')}, PICTURES)
-
-
-def test_nothing_to_show_is_refused():
-    with pytest.raises(ValueError, match='models and images'):
-        explorer_page({}, PICTURES)
-    with pytest.raises(ValueError, match='models and images'):
-        explorer_page({'net': create('sa_learned_cifar')}, {})
-
-
-def test_too_many_maps_are_refused():
+def large():
     model = timm.create_model('sa_learned_content_cifar', embed_dim=8, mlp_dim=8, num_heads=1, depth=1, img_size=256)
     model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 256, 256))
-    with pytest.raises(ValueError, match='name fewer images'):
-        explorer_page({'net': model}, PICTURES)
+    return {'net': model}
+
+
+@pytest.mark.parametrize('models,images,message', [
+    (lambda: {'net': timm.create_model('resnet18_cifar')}, PICTURES, 'has no attention maps'),
+    (dict, PICTURES, 'models and images'), (lambda: {'net': create('sa_learned_cifar')}, {}, 'models and images'),
+    (large, PICTURES, 'name fewer images')])
+def test_what_cannot_be_shown_is_refused(models, images, message):
+    with pytest.raises(ValueError, match=message):
+        explorer_page(models(), images)

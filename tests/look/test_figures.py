@@ -15,7 +15,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import Bbox
 
-from drawn import SMALL, panels, quadratic_net, random_maps, texts
+from drawn import SMALL, panels, quadratic_net, texts
+from head_maps import random_maps
 from timm_selfconv.look import attention_maps as maps_module, explorer, figures
 from timm_selfconv.theory import Blobs, encoding_blobs
 from timm_selfconv.look.figures import style
@@ -26,20 +27,20 @@ from timm_selfconv.look.heads import report_maps
 
 def test_average_attention_is_what_a_key_receives_from_all_queries():
     torch.manual_seed(0)
-    maps = random_maps(2, 3, 4, 3, 4)
+    maps = random_maps(2, 3, 4)
     average = figures.average_attention(maps)
     for head in range(2):
         for k in range(3):
             for m in range(4):
                 received = [float(maps[head, i, j, k, m]) for i in range(3) for j in range(4)]
                 assert average[head, k, m].item() == pytest.approx(sum(received) / 12, rel=1e-5)
-    torch.testing.assert_close(average.sum((-2, -1)), torch.ones(2))
+    torch.testing.assert_close(average.sum((-2, -1)), torch.ones(2).double())
     for image, expected in zip(panels(figures.figure_average([maps])), average):
         np.testing.assert_array_equal(image, expected)
 
 
 def test_windows_end_at_the_grid():
-    maps = random_maps(1, 3, 4, 3, 4)
+    maps = random_maps(1, 3, 4)
     window = figures.query_attention(maps, (0, 3), 5)
     assert window.shape == (1, 5, 5)
     for i in range(5):
@@ -83,7 +84,7 @@ def framed(ax):
 
 def test_query_figures_frame_the_query_in_maps_and_picture():
     torch.manual_seed(0)
-    maps = [random_maps(2, 3, 4, 3, 4), random_maps(3, 3, 4, 3, 4)]
+    maps = [random_maps(2, 3, 4), random_maps(3, 3, 4)]
     picture = torch.rand(6, 8, 3)
     figure = figures.figure_query(maps, (2, 1), picture=picture)
     shown, *drawn = panels(figure)
@@ -98,7 +99,7 @@ def test_query_figures_frame_the_query_in_maps_and_picture():
 def test_all_panels_have_one_scale():
     """From zero to the largest value of all: a head that looks everywhere alike is dark beside a sharp one."""
     torch.manual_seed(0)
-    maps = [random_maps(2, 3, 4, 3, 4), torch.full((1, 3, 4, 3, 4), 1 / 12)]
+    maps = [random_maps(2, 3, 4), torch.full((1, 3, 4, 3, 4), 1 / 12)]
     most = max(layer[:, 1, 2].max().item() for layer in maps)
     ax, bar = figures.figure_query(maps).axes
     shares = [text.get_text() for text in ax.texts if '.' in text.get_text()]
@@ -139,7 +140,7 @@ def test_heads_differ_and_panels_do_not_overlap(heads):
     assert len({style.head_style(head) for head in range(45)}) == 45
     with pytest.raises(ValueError, match='head=45: needs a number from 0 to 44'):
         style.head_style(45)
-    maps = [random_maps(heads, 4, 4, 4, 4)] * 2
+    maps = [random_maps(heads, 4, 4)] * 2
     figure = figures.figure_query(maps)
     boxes = [Bbox.from_extents(left, top, right, bottom) for left, right, bottom, top in (
         image.get_extent() for image in figure.axes[0].images)]
@@ -170,7 +171,7 @@ def test_every_dot_has_its_heads_number_in_colours_that_show(heads):
 
 
 def test_titles_stay_on_the_figure():
-    figure = figures.figure_query([random_maps(2, 4, 4, 4, 4)], small='a remark; ' * 20, net='a long name ' * 20)
+    figure = figures.figure_query([random_maps(2, 4, 4)], small='a remark; ' * 20, net='a long name ' * 20)
     figure.draw_without_rendering()
     for text in figure.texts:
         assert figure.bbox.containsx(text.get_window_extent().x0) and figure.bbox.containsx(text.get_window_extent().x1)

@@ -11,17 +11,18 @@ import torch
 from PIL import Image
 from torch import nn
 
+from drawn import PAINTED, until
 from timm_selfconv import cli
 from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.theory import conv_to_attention
 
-GO = """async hash => {
-    if (location.hash !== '#' + hash) await new Promise(done => {
-        addEventListener('hashchange', done, { once: true });
+GO = f"""async hash => {{
+    if (location.hash !== '#' + hash) await new Promise(done => {{
+        addEventListener('hashchange', done, {{ once: true }});
         location.hash = hash;
-    });
-    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-}"""
+    }});
+    await ({PAINTED})();
+}}"""
 DRAWN = '0.3,-1,0,2,0.25,0,0,0,-0.7'
 STATES = {  # kernel, alpha, dilation, heads that are off their taps
     'size=3&dilation=1&kernel=blur&alpha=0.05': (np.full((3, 3), 1 / 9), 0.05, 1, {}),
@@ -143,7 +144,7 @@ def test_pointer_keys_pen_and_link(open_page):
     assert page.evaluate('state.weights') == [-0.5, -0.5, -0.5, 0, 0, 0, 0, -1.25, 0]
     page.locator('#alpha').focus()
     page.keyboard.press('End')
-    page.wait_for_timeout(400)
+    page.evaluate(until('location.hash.includes("alpha=50")'))
 
     link = page.evaluate('location.hash.slice(1)')
     again = open_page(text, hash=link)
