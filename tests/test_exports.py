@@ -52,14 +52,6 @@ def test_torch_export(name):
     torch.testing.assert_close(program.module()(images(5)), model(images(5)))
 
 
-@pytest.mark.parametrize('name', ONE_A_FAMILY)
-def test_torch_compile(name):
-    """One graph without breaks; what inductor makes of it is torch's own matter."""
-    model = tiny(name)
-    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
-    torch.testing.assert_close(compiled(images(2)), model(images(2)))
-
-
 @pytest.mark.parametrize('name', EXPORTED)
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_half_precision(name, dtype):

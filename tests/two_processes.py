@@ -9,16 +9,14 @@ import timm_selfconv  # noqa: F401  registers the nets
 from tiny_nets import TINY
 
 SIZES = dict(  # of images, which two processes take their time for
-    sa_quadratic_cifar=8, sa_learned_content_cifar=8, sa_learned_content_hier_cifar=8, resvit_cifar=8,
-    resvit_hier_cifar=8, san_patchwise_cifar=32, san_pairwise_hier_cifar=8, san_patchwise_hier_cifar=8,
-    resnet_tiny_cifar=16)
-HIERARCHICAL = TINY['san_pairwise_hier_cifar']
+    sa_quadratic_cifar=8, sa_learned_content_cifar=8, resvit_cifar=8, resvit_hier_cifar=8, san_patchwise_cifar=32,
+    san_pairwise_hier_cifar=8, resnet_tiny_cifar=16)
 REPEATED = ('Block', 'BasicBlock', 'Bottleneck', 'Stage')
 
 
 def net(name):
     torch.manual_seed(0)
-    model = timm.create_model(name, **TINY.get(name, HIERARCHICAL), img_size=SIZES[name]).double()
+    model = timm.create_model(name, **TINY[name], img_size=SIZES[name]).double()
     for p in model.parameters():
         if p.dim() == 1:
             torch.nn.init.normal_(p, 1., 0.3)  # norms of places would meet the kink of ReLU, where rounding decides

@@ -180,6 +180,8 @@ def test_layer_groups(name, small_net):
     for n, group in groups.items():
         block = re.match(r'blocks\.(\d+)', n)
         assert block is None or group == 1 + int(block[1])
+    stages = [group for n, group in groups.items() if n.startswith('stages')]
+    assert stages == sorted(stages)
 
 
 def test_unknown_arguments_raise(small_net):

@@ -178,7 +178,7 @@ def test_recomputing_changes_neither_gradients_nor_statistics(name, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
 def test_training_on_128_images_stays_under_2_gib(name):
     """Under bfloat16 autocast, as the recipes train; of tensors that hold nothing but say how much they would."""
     with FakeTensorMode(), PeakBytes() as memory:
@@ -207,15 +207,6 @@ def test_memory_format_of_the_images_does_not_matter(images):
     model = small('san_pairwise_hier_cifar').eval()
     x = images(2, 3, 8, 8)
     torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
-
-
-def test_layer_groups():
-    for name in ('san_pairwise_cifar', 'san_pairwise_hier_cifar'):
-        model = small(name)
-        groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
-        assert groups['stem.weight'] == 0 and groups['head.fc.weight'] == max(groups.values())
-        assert groups['stages.0.conv.weight'] < groups['stages.3.conv.weight']
-        assert set(groups) == {n for n, _ in model.named_parameters()}
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -85,6 +85,10 @@ def hook(attn, name):
     getattr(attn, name).register_forward_hook(lambda module, args, out: 2 * out)
 
 
+def hook_before(attn, name):
+    getattr(attn, name).register_forward_pre_hook(lambda module, args: None)
+
+
 def patch(attn, name):
     getattr(attn, name).forward = lambda x: 2 * x
 
@@ -102,7 +106,8 @@ def hook_inside(attn, name):
 
 @pytest.mark.parametrize('part', ['value', 'proj'])
 @pytest.mark.parametrize(
-    'change', [wrap, subclass, parametrize, hook, patch, switch_off, hook_inside], ids=lambda f: f.__name__)
+    'change', [wrap, subclass, parametrize, hook, hook_before, patch, switch_off, hook_inside],
+    ids=lambda f: f.__name__)
 def test_what_cannot_be_merged_is_named(change, part):
     net = make_net('quadratic')
     change(net.blocks[1].attn, part)

@@ -193,23 +193,12 @@ def test_positions_are_never_those_of_before(images):
         fused.load_state_dict(other.state_dict())
         assert_same(fused, changed, x)
 
-    def get_base_layer(self):
-        return self.base_layer
-
-
-WRAPS = {
-    'adapter': lambda attn, name: setattr(attn, name, Lora(getattr(attn, name))),
-    'parametrisation': lambda attn, name: nn.utils.parametrizations.weight_norm(getattr(attn, name)),
-    'forward hook': lambda attn, name: getattr(attn, name).register_forward_hook(lambda module, args, out: 2 * out),
-    'pre-hook': lambda attn, name: getattr(attn, name).register_forward_pre_hook(lambda module, args: None),
-}
-
 
 @pytest.mark.parametrize('name', ['value', 'proj'])
-@pytest.mark.parametrize('wrap', WRAPS)
-def test_what_is_folded_must_say_all_of_itself(wrap, name):
+def test_what_is_folded_must_say_all_of_itself(name):
+    """See test_adapters.py for all that is refused."""
     model = small()
-    WRAPS[wrap](model.blocks[1].attn, name)
+    setattr(model.blocks[1].attn, name, Lora(getattr(model.blocks[1].attn, name)))
     with pytest.raises(ValueError, match=rf'blocks\.1\.attn\.{name}=.*: computes more than its weights say'):
         fuse(model)
 

@@ -1,7 +1,6 @@
 import itertools
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -38,13 +37,3 @@ def test_what_other_keys_get(alpha, height, width):
         three = attn.attention_probs(torch.zeros(1, height, width, 4, dtype=torch.double))[0]
     worst = [float((1 - interior(m[range(9), range(9)], 3)).max()) for m in (taps, at_taps(three, 3))]
     assert alpha < 1 or worst[0] <= worst[1] + 1e-15
-
-
-@pytest.mark.parametrize('taps', [2, 3])
-def test_lemma_3_needs_one_mixture_for_all_queries(taps):
-    """Heads that take turns by column span all taps at each query, and yet are no convolution."""
-    shifts = shift_maps(tap_offsets((1, taps)).tolist(), 4, 6 * taps + taps - 1)
-    maps = torch.stack([
-        torch.stack([shifts[(head + j) % taps, :, j] for j in range(shifts.shape[2])], dim=1) for head in range(taps)])
-    residual = conv_residual(maps, (1, taps))
-    assert residual.layer == pytest.approx(0., abs=1e-12) and residual.shared == pytest.approx(1 - 1 / taps)
