@@ -44,10 +44,9 @@ BRIEF = [
 ]
 
 
-def run(command, cwd=REPO, **environment):
-    done = subprocess.run(command, cwd=cwd, env=dict(os.environ, **environment), capture_output=True, text=True)
+def run(command, **environment):
+    done = subprocess.run(command, cwd=REPO, env=dict(os.environ, **environment), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
 
 
 def lines(prefix):
@@ -165,12 +164,15 @@ def test_distributed_training(command, tmp_path):
 
 @needs_scripts
 @pytest.mark.parametrize('command', lines('python -m timm_selfconv run'), ids=lambda c: c[4])
-def test_other_scripts(command, tmp_path):
+def test_other_scripts(command, tmp_path, as_a_script, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     command = [os.path.join(SCRIPTS, word) if word.endswith('.py') else word for word in command]
     places = {'hfds/uoft-cs/cifar10': f'hfds/{CIFAR10}', '*_tiny_cifar': 'sa_quadratic_tiny*'}  # one net is enough
     command = [places.get(word, word) for word in command]
     command[command.index('--split') + 1] = 'test[:64]'
-    out = run([sys.executable, *command[1:], '--no-prefetcher', '--workers', '0'], cwd=tmp_path)
+    assert command[:3] == ['python', '-m', 'timm_selfconv']
+    cli.main([*command[3:], '--no-prefetcher', '--workers', '0'])
+    out = capfd.readouterr().out
     if 'bulk_runner.py' in command[4]:
         out = (tmp_path / 'results.csv').read_text()
         assert 'sa_quadratic_tiny_cifar' in out

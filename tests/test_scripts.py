@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from PIL import Image
 
+from pictures import fill
 from timm_selfconv.cli import main
 from timm_selfconv.data import classify, open_images
 from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
@@ -35,14 +35,8 @@ def run(timm_scripts, as_a_script, capfd):
 @pytest.fixture(scope='module')
 def pictures(tmp_path_factory):
     """A picture of noise per class, by class."""
-    folder = tmp_path_factory.mktemp('pictures')
-    pictures = {}
-    for i, name in enumerate(CIFAR10_CLASSES):
-        (folder / 'test' / name).mkdir(parents=True)
-        pictures[name] = folder / 'test' / name / f'{name}.png'
-        noise = torch.randint(256, (32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(i))
-        Image.fromarray(noise.numpy()).save(pictures[name])
-    return pictures
+    folder = fill(tmp_path_factory.mktemp('pictures') / 'test', CIFAR10_CLASSES)
+    return {name: (folder / name / '0.png').rename(folder / name / f'{name}.png') for name in CIFAR10_CLASSES}
 
 
 @pytest.fixture(scope='module')

@@ -12,6 +12,7 @@ import timm
 from PIL import Image
 from timm.models import save_for_hf
 
+from pictures import fill
 from timm_selfconv.cli import main
 from timm_selfconv.files import sha256
 
@@ -38,9 +39,7 @@ def folder(tmp_path_factory):
     save_for_hf(model, folder / 'net', safe_serialization=True)
     full = timm.create_model('sa_quadratic_tiny_cifar')
     safetensors.torch.save_file(full.state_dict(), folder / 'full.safetensors')
-    for i in range(10):
-        (folder / 'data' / 'test' / str(i)).mkdir(parents=True)
-        Image.new('RGB', (32, 32), (25 * i, 99, 7)).save(folder / 'data' / 'test' / str(i) / 'picture.png')
+    fill(folder / 'data' / 'test', range(10))
     Image.new('RGB', (32, 32), 'red').save(folder / 'red.png')
     return folder
 

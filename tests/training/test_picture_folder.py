@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import pictures
 from timm_selfconv.training.picture_folder import open_picture_folder
 
 
 def fill(folder, **classes):
     """So many pictures of each class, and an empty folder for none."""
     for name, count in classes.items():
-        (folder / name).mkdir(parents=True)
-        for i in range(count):
-            Image.new('RGB', (8, 8)).save(folder / name / f'{i}.png')
-    return folder
+        pictures.fill(folder, [name], count, size=(8, 8))
 
 
 def files(dataset):
