@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from timm_selfconv.layers import attention
-from timm_selfconv.layers.kernels import content, factors, maps
+from timm_selfconv.layers.kernels import kernel
 from timm_selfconv.models import san
 
 
@@ -18,8 +18,15 @@ def held_at_once(nbytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, 'CPU_MAP_BYTES', nbytes)
         patch.setattr(san, 'STEM_BYTES', nbytes)
-        for kernel in (content, factors, maps):
-            patch.setattr(kernel, 'CPU_BYTES', nbytes)
+        patch.setattr(kernel, 'CPU_BYTES', nbytes)
+        yield
+
+
+@contextlib.contextmanager
+def in_groups(nbytes=1):
+    """Let kernels alone, not layers, make groups of so few bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, 'CPU_BYTES', nbytes)
         yield
 
 

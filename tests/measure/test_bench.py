@@ -60,16 +60,6 @@ def test_the_released_algorithm_gives_the_nets_logits_and_gradients(kwargs, imag
     torch.testing.assert_close([p.grad for p in plain.parameters()], [p.grad for p in model.parameters()])
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='torch without oneDNN')
-def test_the_released_algorithm_has_torchs_own_linear_layers(images):
-    model, called = timm.create_model('sa_learned_content_cifar', **SMALL).eval(), []
-    for net in (released(model), model):
-        with torch.inference_mode(), profile() as seen:
-            net(images(2, 3, 32, 32))
-        called.append(any(event.key == 'mkldnn::_linear_pointwise' for event in seen.key_averages()))
-    assert called == [False, True]
-
-
 def test_the_limit_is_of_all_linear_products(images):
     model = timm.create_model('sa_quadratic_cifar', **SMALL).eval()
     layer = [(512, 24, 8), (512, 8, 8), (512, 8, 12), (512, 12, 8)]  # value, second Linear, MLP

@@ -4,25 +4,24 @@
   equation (8). encodings: quadratic, learned and absolute positions; axis_scores: their maths, an axis at a time.
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
 - token_attention: ``TokenAttention``, as vision transformers have it. gated_attention: ``GatedAttention``, ConViT's, by
-  its factors. mlp: ``Mlp``, timm's, that keeps less.
-- kernels: how attention is computed, in groups, forward and backward.
-- linear: linear maps and products of matrices, by the fastest kernel of a CPU.
-- adapters: copies of nets with their adapters merged. observed: detects tracers, hooks and transforms.
+  its factors.
+- kernels: how attention is computed, in groups, forward and backward, and who needs plain operators instead.
+- adapters: copies of nets with their adapters merged.
 
 Only torch and timm.layers are imported here.
 """
-from .attention import SelfAttention2d, explicit_maps
+from .attention import SelfAttention2d
 from .axis_scores import gaussian_axis_scores
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .gated_attention import GatedAttention
 from .kernels import separable_attention
-from .mlp import Mlp
+from .kernels.kernel import explicit_maps
 from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
 from .scores import ABSOLUTE, ENCODINGS, RELATIVE, TERMS
 from .token_attention import TokenAttention
 
 __all__ = [
-    'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AbsoluteEncoding', 'GatedAttention', 'LearnedEncoding', 'Mlp',
+    'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AbsoluteEncoding', 'GatedAttention', 'LearnedEncoding',
     'PassBatchNorm2d', 'PointwiseConv2d', 'QuadraticEncoding', 'SanAttention2d', 'SelfAttention2d', 'TokenAttention',
     'explicit_maps', 'gaussian_axis_scores', 'separable_attention',
 ]

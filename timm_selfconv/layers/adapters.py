@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from .observed import hooked
+from .kernels.kernel import hooked
 
 __all__ = ['ATTENTION', 'plain_copy']
 

@@ -1,7 +1,5 @@
 """Multi-head self-attention over a pixel grid: scores to probabilities to values, by the fastest path."""
-import contextlib
-from contextvars import ContextVar
-from typing import Iterator, Optional, Sequence, Tuple, cast
+from typing import Optional, Sequence, Tuple, cast
 
 import torch
 import torch.nn as nn
@@ -11,31 +9,17 @@ from timm.layers import register_notrace_function, use_fused_attn
 from .adapters import plain_copy
 from .encodings import select_parameter
 from .kernels import key_attention, map_attention, separable_attention
-from .kernels.kernel import flush_denormals
+from .kernels.kernel import autocast_dtype, computed_by, counted, flush_denormals, hooked, needs_plain_ops
 from .kernels.low_rank import low_rank_attention
-from .kernels.operators import gather_by_factors, gather_by_maps
+from .kernels.positions import gather_by_factors, gather_by_maps
 from .kernels.windows import gaussian_windows
-from .linear import apply_linear, autocast_dtype
-from .observed import counted, hooked, needs_plain_ops
 from .scores import AttentionScores, from_largest
 
-__all__ = ['SelfAttention2d', 'explicit_maps']
+__all__ = ['SelfAttention2d']
 
 # bytes of scores of all heads that are held at once, where nothing asks for whole maps
 CPU_MAP_BYTES = 2 ** 27
 DEVICE_MAP_BYTES = 2 ** 28
-
-_explicit = ContextVar('explicit_maps', default=False)
-
-
-@contextlib.contextmanager
-def explicit_maps() -> Iterator[None]:
-    """Materialise attention maps in SelfAttention2d layers inside this context (thread-local)."""
-    token = _explicit.set(True)
-    try:
-        yield
-    finally:
-        _explicit.reset(token)
 
 
 @torch.fx.wrap
@@ -189,7 +173,8 @@ class SelfAttention2d(AttentionScores):
             return ('factors' if self.separable and self.fused_attn and not drops else 'map'), 0
         else:  # torchscript compiles what follows a return, but not an else
             # a hook on this dropout wants to see the map, but not a hook on all modules, as profilers set
-            if not self.fused_attn or _explicit.get() or (hooked(self.attn_drop) and not hooked(self.proj_drop)):
+            watched = hooked(self.attn_drop) and not hooked(self.proj_drop)
+            if watched or not self.fused_attn or computed_by.get() == 'maps':
                 return 'map', 0
             if self.separable and not drops:
                 return 'factors', 0
@@ -208,12 +193,13 @@ class SelfAttention2d(AttentionScores):
         rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
         if not torch.jit.is_scripting():
+            # who hooks the values sees them called
             if type(self.value) is nn.Linear and not hooked(self.value):
                 inputs = row_probs, col_probs, x, self.value.weight, self.value.bias
                 if self.tolerance is None or needs_plain_ops(x) or (torch.is_grad_enabled() and x.requires_grad):
                     return separable_attention(*inputs)
                 return low_rank_attention(*inputs, self.tolerance)
-        return self._apply_values(gather_by_factors(row_probs, col_probs, x))
+        return self.value(gather_by_factors(row_probs, col_probs, x).flatten(3))
 
     @torch.jit.unused
     def _through_keys(
@@ -230,7 +216,7 @@ class SelfAttention2d(AttentionScores):
             rows, cols = from_largest(rows), from_largest(cols)
         drop = self.attn_drop.p if self.training else 0.
         gathered = key_attention(query, key, x.flatten(1, 2)[:, None], rows, cols, drop)
-        return self._apply_values(gathered.unflatten(1, query.shape[2:4]))
+        return self.value(gathered.flatten(3))
 
     @torch.jit.unused
     def _through_windows(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
@@ -239,7 +225,7 @@ class SelfAttention2d(AttentionScores):
             flush_denormals(self.attn_drop(probs), x.dtype) @ x[:, i:j].flatten(1, 2)
             for probs, i, j in gaussian_windows(
                 self.encoding.centers, self.encoding.spreads, x.shape[1], x.shape[2], first, last)], dim=2)
-        return self._apply_values(gathered.unflatten(1, (-1, x.shape[2])))
+        return self.value(gathered.unflatten(1, (-1, x.shape[2])).flatten(3))
 
     def _through_map(
             self,
@@ -260,16 +246,7 @@ class SelfAttention2d(AttentionScores):
             gathered = gather_by_maps(attn[0], x)
         else:
             gathered = (attn.to(x.dtype) @ x.flatten(1, 2)[:, None]).transpose(1, 2)
-        return self._apply_values(gathered.unflatten(1, [-1, x.shape[2]]))
-
-    def _apply_values(self, gathered: torch.Tensor) -> torch.Tensor:
-        """Values of what the heads gather, shape (B, Q, W, heads, dim): shape (B, Q, W, dim)."""
-        gathered = gathered.flatten(3)
-        if torch.jit.is_scripting():
-            gathered = self.value(gathered)
-        else:
-            gathered = apply_linear(self.value, gathered)
-        return gathered
+        return self.value(gathered.unflatten(1, [-1, x.shape[2]]).flatten(3))
 
     def _attend(
             self,
@@ -308,8 +285,4 @@ class SelfAttention2d(AttentionScores):
                 key = self.keys(x)
             parts = [self._attend(x, key, path, first, first + rows) for first in range(0, x.shape[1], rows)]
             x = torch.cat(parts, dim=1)
-        if torch.jit.is_scripting():
-            x = self.proj(x)
-        else:
-            x = apply_linear(self.proj, x)
-        return self.proj_drop(x)
+        return self.proj_drop(self.proj(x))

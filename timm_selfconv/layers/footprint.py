@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
-from .observed import needs_plain_ops
+from .kernels.kernel import needs_plain_ops
 
 __all__ = ['aggregate', 'footprint']
 

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module, use_fused_attn
 
 from .axis_scores import at_least_float32, axis_offsets
-from .kernels.maps import maps_of_factors
-from .linear import apply_linear
+from .kernels.positions import maps_of_factors
 
 __all__ = ['GatedAttention', 'gather_own_values', 'positional_factors']
 
@@ -95,7 +94,7 @@ class GatedAttention(nn.Module):
 
     def query_key(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys of x, each of shape (B, heads, N, D_h)."""
-        query, key = apply_linear(self.qk, x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key = self.qk(x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return query, key
 
     def factors(self) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -125,7 +124,7 @@ class GatedAttention(nn.Module):
         height, width = self.grid_size
         if x.shape[1] != height * width:
             raise ValueError(f'x of shape {list(x.shape)}: needs {height} x {width} tokens')
-        value = apply_linear(self.v, x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        value = self.v(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         if self.fused_attn and not (self.training and self.attn_drop.p > 0.):
             content = F.scaled_dot_product_attention(*self.query_key(x), value)
             position = gather_own_values(*self.factors(), value).to(content.dtype)
@@ -133,4 +132,4 @@ class GatedAttention(nn.Module):
         else:
             attn = self.attn_drop(torch.lerp(*self.attention_parts(x), self.gate()))
             x = attn.to(value.dtype) @ value
-        return self.proj_drop(apply_linear(self.proj, x.transpose(1, 2).flatten(2)))
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))

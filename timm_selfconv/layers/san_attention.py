@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function, register_notrace_module
 
 from .footprint import aggregate, footprint
-from .linear import linear, through_onednn
-from .observed import counted, hooked, needs_plain_ops
+from .kernels.kernel import counted, hooked, needs_plain_ops
 
 __all__ = [
     'PassBatchNorm2d', 'PassStatistics2d', 'PointwiseConv2d', 'SanAttention2d', 'channels_last',
@@ -102,14 +101,13 @@ def pixel_coordinates(height: int, width: int, like: torch.Tensor) -> torch.Tens
 def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     """1x1 convolution of x, shape (B, C, H, W), by the operator that a CPU is fastest at.
 
-    With gradients in float32 that is the convolution, elsewhere the matrix product: its backward pass in bfloat16 takes
-    a quarter of the time.
+    In float32 that is the convolution, in bfloat16 the matrix product, whose backward pass takes a quarter of the time.
     """
     if not torch.jit.is_scripting():
-        as_matrix = x.dtype == torch.bfloat16 or torch.is_autocast_enabled('cpu') or through_onednn(x, weight)
+        as_matrix = x.dtype == torch.bfloat16 or torch.is_autocast_enabled('cpu')
         if as_matrix and x.device.type == 'cpu' and not torch.jit.is_tracing() and not torch.compiler.is_compiling():
             # as one matrix: of a grid that is not channels last, torch would copy the weight for every row
-            rows = linear(x.permute(0, 2, 3, 1).flatten(0, 2), weight.flatten(1), bias)
+            rows = F.linear(x.permute(0, 2, 3, 1).flatten(0, 2), weight.flatten(1), bias)
             return rows.view(x.shape[0], x.shape[2], x.shape[3], weight.shape[0]).permute(0, 3, 1, 2)
     return F.conv2d(x, weight, bias)
 
@@ -309,9 +307,9 @@ class SanAttention2d(nn.Module):
         pairs = query.new_empty(len(query), len(keys), *query.shape[2:], dim)
         for i, shifted in enumerate(keys):
             torch.sub(query, shifted, out=pairs[:, i].permute(0, 3, 1, 2))
-        hidden = linear(pairs.relu_().flatten(0, 3), weight[:, :dim].contiguous()).view(pairs.shape)
+        hidden = F.linear(pairs.relu_().flatten(0, 3), weight[:, :dim].contiguous()).view(pairs.shape)
         hidden = hidden.add_(places).relu_()
-        return linear(hidden, self.weight2.weight.flatten(1), self.weight2.bias).permute(0, 1, 4, 2, 3)
+        return F.linear(hidden, self.weight2.weight.flatten(1), self.weight2.bias).permute(0, 1, 4, 2, 3)
 
     def weights(self, query: torch.Tensor, key: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
         """Attention weights from queries and keys, shape (B, query_dim, H, W), in a pass.

@@ -8,7 +8,6 @@ from timm.layers import register_notrace_function, trunc_normal_
 
 from .axis_scores import at_least_float32
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
-from .linear import apply_linear
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AttentionScores', 'dense_scores', 'from_largest']
 
@@ -117,11 +116,7 @@ class AttentionScores(nn.Module):
         assert self.key is not None
         if self.absolute:
             x = self.encoding(x)
-        if torch.jit.is_scripting():
-            key = self.key(x)
-        else:  # torchscript compiles what follows a return, but not an else
-            key = apply_linear(self.key, x)
-        return key.view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
+        return self.key(x).view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
     def score_parts(
             self,
@@ -155,11 +150,8 @@ class AttentionScores(nn.Module):
         cols: Optional[torch.Tensor] = None
         cross: Optional[torch.Tensor] = None
         if self.query is not None:
-            if torch.jit.is_scripting():
-                query = self.query(x)
-            else:
-                query = apply_linear(self.query, x)
-            query = query.view(batch, x.shape[1], width, self.num_heads, dim).permute(0, 3, 1, 2, 4) * self.scale
+            query = self.query(x).view(batch, x.shape[1], width, self.num_heads, dim)
+            query = query.permute(0, 3, 1, 2, 4) * self.scale
         if self.relative:
             rows, cols, cross = self.encoding(query, height, width, first, last)
         if self.key is not None:

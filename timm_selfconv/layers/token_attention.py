@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from timm.layers import use_fused_attn
 
 from .kernels import key_attention
-from .linear import apply_linear
 
 __all__ = ['TokenAttention']
 
@@ -50,11 +49,7 @@ class TokenAttention(nn.Module):
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
         """Keys of x, shape (B, N, dim): shape (B, heads, N, dim)."""
-        if torch.jit.is_scripting():
-            x = self.key(x)
-        else:  # torchscript compiles what follows a return, but not an else
-            x = apply_linear(self.key, x)
-        return self._heads(x)
+        return self._heads(self.key(x))
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attend from every token of x to all.
@@ -68,11 +63,7 @@ class TokenAttention(nn.Module):
         """
         if key is None:
             key = self.keys(x)
-        if torch.jit.is_scripting():
-            query, value = self.query(x), self.value(x)
-        else:
-            query, value = apply_linear(self.query, x), apply_linear(self.value, x)
-        query, value = self._heads(query), self._heads(value)
+        query, value = self._heads(self.query(x)), self._heads(self.value(x))
         drop = self.attn_drop.p if self.training else 0.
         if self.fused_attn:
             if torch.jit.is_scripting() or drop > 0.:
@@ -84,9 +75,4 @@ class TokenAttention(nn.Module):
             attn = attn.softmax(dim=-1)
             attn = self.attn_drop(attn)
             x = (attn @ value).transpose(1, 2)
-        x = x.flatten(2)
-        if torch.jit.is_scripting():
-            x = self.proj(x)
-        else:
-            x = apply_linear(self.proj, x)
-        return self.proj_drop(x)
+        return self.proj_drop(self.proj(x.flatten(2)))

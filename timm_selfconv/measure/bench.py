@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-import timm.layers
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from timm_selfconv import theory
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.observed import operators_only
+from timm_selfconv.layers.kernels.kernel import operators_only
 from timm_selfconv.models import FusedConVit, SelfAttentionNet
 
 __all__ = [
@@ -78,7 +77,6 @@ def released(model: SelfAttentionNet) -> SelfAttentionNet:
     model = copy.deepcopy(model)
     for block in model.blocks:
         block.attn = ReleasedAttention(block.attn)
-        block.mlp.__class__ = timm.layers.Mlp
     return model
 
 

@@ -13,11 +13,12 @@ from typing import Any, Dict, Optional, Set, Tuple, Union
 import torch
 import torch.nn as nn
 
-from timm.layers import ClassifierHead, DropPath, calculate_drop_path_rates, resample_abs_pos_embed, trunc_normal_
+from timm.layers import ClassifierHead, DropPath, Mlp, calculate_drop_path_rates, resample_abs_pos_embed, \
+    trunc_normal_
 from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock
 
-from timm_selfconv.layers import Mlp, TokenAttention
+from timm_selfconv.layers import TokenAttention
 from ._base import BlockNet, check_sizes, to_grid_size
 from ._cfg import build_net, cifar_cfgs
 

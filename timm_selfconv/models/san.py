@@ -20,7 +20,7 @@ from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 
 from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
-from timm_selfconv.layers.observed import hooked, needs_plain_ops
+from timm_selfconv.layers.kernels.kernel import hooked, needs_plain_ops
 from timm_selfconv.layers.san_attention import channels_last
 from ._base import ZooNet
 from ._cfg import build_net, cifar_cfgs

@@ -14,11 +14,11 @@ from typing import Any, Dict, Optional, Sequence, Set, Tuple, Union
 import torch
 import torch.nn as nn
 
-from timm.layers import ClassifierHead, DropPath, LayerType, calculate_drop_path_rates, get_act_layer, \
+from timm.layers import ClassifierHead, DropPath, LayerType, Mlp, calculate_drop_path_rates, get_act_layer, \
     resample_abs_pos_embed_nhwc
 from timm.models import generate_default_cfgs, register_model
 
-from timm_selfconv.layers import Mlp, SelfAttention2d
+from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.axis_scores import resample_table
 from ._base import BlockNet, check_sizes, to_grid_size
 from ._cfg import build_net, cifar_cfgs

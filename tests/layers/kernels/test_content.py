@@ -3,12 +3,11 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from held import held_at_once
+from held import held_at_once, in_groups
 from saved import saved_bytes
-from timm_selfconv.layers import SelfAttention2d, explicit_maps, kernels
-from timm_selfconv.layers.kernels import key_attention
-from timm_selfconv.layers.kernels import content
-from timm_selfconv.layers.kernels.operators import attend_to_keys
+from timm_selfconv.layers import SelfAttention2d, explicit_maps
+from timm_selfconv.layers.kernels import content, key_attention
+from timm_selfconv.layers.kernels.content import attend_to_keys
 
 
 def inputs(batch=2, heads=3, queries=2, width=2, height=3, dim=4, channels=5, shared=True, fixed=False, seed=0):
@@ -36,7 +35,7 @@ def head_by_head(query, key, value, rows, cols):
             c = cols.expand(batch, -1, queries, -1, -1)[b, h].reshape(-1, width).repeat(1, height)
             probs = (query[b, h].flatten(0, 1) @ key[b, h].T + r + c).softmax(-1)
             out.append(probs @ value[b, h if value.shape[1] > 1 else 0])
-    return torch.stack(out).unflatten(0, (batch, heads)).transpose(1, 2)
+    return torch.stack(out).unflatten(0, (batch, heads)).transpose(1, 2).unflatten(1, query.shape[2:4])
 
 
 CASES = dict(shared=st.booleans(), fixed=st.booleans(), seed=st.integers(0, 99), batch=st.integers(0, 3),
@@ -102,18 +101,19 @@ def layer(side, dim=64, **kwargs):
 def test_what_a_step_keeps_is_linear_in_the_pixels(dtype, fused, monkeypatch):
     """Scores of rows and columns are a few more; one tensor of all scores would make it 5.6 times as much."""
     if fused:
-        monkeypatch.setattr(kernels, 'by_keys', kernels.fused_attention)
+        monkeypatch.setattr(content, 'by_keys', content.fused_attention)
     kept = []
     for side in (16, 32):
         x = torch.randn(1, side, side, 256, requires_grad=True)
-        with torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with in_groups(), torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
             kept.append(saved_bytes(layer(side, 256), x)[0])
     assert 3 * kept[0] < kept[1] <= 4.5 * kept[0]
 
 
 def test_explicit_maps_are_for_who_asks():
     attn, x = layer(6), torch.randn(2, 6, 6, 64, requires_grad=True)
-    kept, out = saved_bytes(attn, x)
+    with in_groups():
+        kept, out = saved_bytes(attn, x)
     with explicit_maps():
         more, expected = saved_bytes(attn, x)
     torch.testing.assert_close(out, expected)

@@ -4,36 +4,55 @@ On a CPU by explicit maps of a group of images or of rows of queries, which stay
 them again from what came in. Elsewhere by torch's fused attention: row and column scores are more channels of the
 queries, which one-hot rows and columns of the keys pick, so that the kernel needs no bias.
 """
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 
-from .kernel import Kernel
-from .operators import attend_to_keys
+from timm.layers import register_notrace_function
 
-__all__ = ['attend', 'by_keys', 'extended', 'fused_attention', 'gradients']
+from .kernel import Kernel, needs_plain_ops
 
-# bytes of the scores of a group
-CPU_BYTES = 4 * 2 ** 20
-
-Optionals = Tuple[Optional[torch.Tensor], ...]
+__all__ = ['attend_to_keys', 'extended', 'fused_attention', 'key_attention']
 
 
-def part(t: torch.Tensor, images: slice, queries: slice) -> torch.Tensor:
-    """Some images and rows of queries of a tensor, shape (B or 1, heads, Q or 1, ...)."""
-    return t[images if t.shape[0] > 1 else slice(None), :, queries if t.shape[2] > 1 else slice(None)]
+def attend_to_keys(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: Optional[torch.Tensor],
+        cols: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """Values gathered by the softmax of content, row and column scores.
+
+    Args:
+        query: Scaled queries of Q rows of pixels, shape (B, heads, Q, W, dim).
+        key: Keys, shape (B, heads, N, dim).
+        value: Values, shape (B, heads or 1, N, channels).
+        rows: Row scores, shape (B or 1, heads, Q, W or 1, H), N = H W, or None.
+        cols: Column scores, shape (B or 1, heads, Q or 1, W, W), with row scores.
+
+    Returns:
+        Shape (B, Q, W, heads, channels).
+    """
+    scores = query.flatten(2, 3) @ key.transpose(-2, -1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if rows is not None and cols is not None:
+        scores = scores.unflatten(2, query.shape[2:4]) + (rows[..., :, None] + cols[..., None, :]).flatten(4)
+        scores = scores.flatten(2, 3)
+    gathered = scores.softmax(dim=-1).to(value.dtype) @ value
+    return gathered.unflatten(2, query.shape[2:4]).permute(0, 2, 3, 1, 4)
 
 
-def groups(query: torch.Tensor, key: torch.Tensor) -> Iterator[Tuple[slice, slice]]:
-    """Images, and rows of their queries, whose scores fit the budget."""
-    batch, heads, rows, width, _ = query.shape
-    row = max(1, 4 * heads * width * key.shape[2])
-    images = max(1, CPU_BYTES // (row * max(1, rows)))
-    step = rows if images > 1 else max(1, CPU_BYTES // row)
-    for first in range(0, batch, images):
-        for start in range(0, rows, step):
-            yield slice(first, first + images), slice(start, start + step)
+def keys_hold(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: Optional[torch.Tensor],
+        cols: Optional[torch.Tensor],
+) -> Tuple[int, int, int]:
+    """Images, rows of queries, and bytes of the scores of one row of one image and of their gradient."""
+    return len(query), query.shape[2], 8 * query.shape[1] * query.shape[3] * key.shape[2]
 
 
 def probabilities(
@@ -58,22 +77,9 @@ def attend(
         rows: Optional[torch.Tensor],
         cols: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """Attend to keys group by group, out of autograd's sight; see `attend_to_keys`."""
-    out = empty(query, key, value, rows, cols)
-    grid = out.view(len(out), *query.shape[2:4], *out.shape[2:])
-    for images, queries in groups(query, key):
-        some = part(query, images, queries)
-        scores = (None if t is None else part(t, images, queries) for t in (rows, cols))
-        probs = probabilities(some, key[images], *scores).to(value.dtype)
-        gathered = (probs @ value[images]).unflatten(2, some.shape[2:4])
-        grid[images, queries] = gathered.permute(0, 2, 3, 1, 4)
-    return out
-
-
-def add_to(total: torch.Tensor, some: torch.Tensor, images: slice, queries: slice) -> None:
-    """Add a group's gradient of a tensor, shape (B or 1, heads, Q or 1, W or 1, ...), to its part of the whole."""
-    whole = part(total, images, queries)
-    whole.add_(some.sum_to_size(whole.shape))
+    """`attend_to_keys` of a group."""
+    gathered = probabilities(query, key, rows, cols).to(value.dtype) @ value
+    return gathered.unflatten(2, query.shape[2:4]).permute(0, 2, 3, 1, 4)
 
 
 def gradients(
@@ -84,66 +90,36 @@ def gradients(
         value: torch.Tensor,
         rows: Optional[torch.Tensor],
         cols: Optional[torch.Tensor],
-) -> List[torch.Tensor]:
-    """Gradients of :func:`attend`, nothing where not needed.
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """Gradients of :func:`attend`.
 
-    Sums over groups are kept in float32 at least.
+    Softmax's, p (g - sum p g), is formed in place of g; its sum over key columns is that of row scores, over key rows
+    that of column scores.
 
     Args:
-        grad: Gradient of the result, shape (B, Q W, heads, channels).
-        needs: Which arguments of :func:`attend` need theirs.
-        query: Scaled queries of Q rows of pixels, shape (B, heads, Q, W, dim).
-        key: Keys, shape (B, heads, N, dim).
-        value: Values, shape (B, heads or 1, N, channels).
-        rows: Row scores, shape (B or 1, heads, Q, W or 1, H), N = H W, or None.
-        cols: Column scores, shape (B or 1, heads, Q or 1, W, W), with row scores.
+        grad: Gradient of the result, shape (B, Q, W, heads, channels).
+        needs: Which of the others need theirs.
+        query, key, value, rows, cols: See `attend_to_keys`.
     """
-    inputs = query, key, value, rows, cols
-    sums = torch.promote_types(query.dtype, torch.float32)
-    chunks = list(groups(query, key))
-    whole = all(queries.stop >= query.shape[2] for _, queries in chunks)  # keys and values are those of one group
-    totals = [torch.empty(query.shape if needs[0] else 0, dtype=query.dtype, device=query.device)] + [
-        query.new_empty(0) if t is None or not need else
-        torch.zeros(t.shape, dtype=t.dtype if whole and t.dim() == 4 else sums, device=t.device)
-        for t, need in zip(inputs[1:], needs[1:])]
-    grad = grad.transpose(1, 2).unflatten(2, query.shape[2:4])
-    # Each group's map is made again. Softmax's gradient, p (g - sum p g), is formed in place of g; its sum over key
-    # columns is that of row scores, over key rows that of column scores. A group has its queries' gradients whole, but
-    # gives keys and values only a share, which is added up.
-    for images, queries in chunks:
-        some, keys, values = part(query, images, queries), key[images], value[images]
-        back = part(grad, images, queries).flatten(2, 3)
-        probs = probabilities(some, keys, *(None if t is None else part(t, images, queries) for t in (rows, cols)))
-        if needs[2]:
-            totals[2][images] += (probs.to(back.dtype).transpose(-2, -1) @ back).sum_to_size(values.shape)
-        of_scores = (back @ values.transpose(-2, -1)).to(sums)
-        of_scores.sub_((probs * of_scores).sum(-1, keepdim=True)).mul_(probs)
-        if rows is not None and cols is not None:
-            grid = of_scores.view(*some.shape[:4], rows.shape[-1], cols.shape[-1])
-            if needs[3]:
-                add_to(totals[3], grid.sum(-1), images, queries)
-            if needs[4]:
-                add_to(totals[4], grid.sum(-2), images, queries)
-        of_scores = of_scores.to(key.dtype)
-        if needs[0]:
-            part(totals[0], images, queries).copy_((of_scores @ keys).view(some.shape))
-        if needs[1]:
-            totals[1][images] += of_scores.transpose(-2, -1) @ some.flatten(2, 3)
-    return [total if t is None else total.to(t.dtype) for total, t in zip(totals, inputs)]
+    probs = probabilities(query, key, rows, cols)
+    back = grad.permute(0, 3, 1, 2, 4).flatten(2, 3)
+    of_value = (probs.to(back.dtype).transpose(-2, -1) @ back).sum_to_size(value.shape) if needs[2] else None
+    of_scores = (back @ value.transpose(-2, -1)).to(probs.dtype)
+    of_scores.sub_((probs * of_scores).sum(-1, keepdim=True)).mul_(probs)
+    of_rows = of_cols = None
+    if rows is not None and cols is not None:
+        grid = of_scores.view(*query.shape[:4], rows.shape[-1], cols.shape[-1])
+        of_rows = grid.sum(-1).sum_to_size(rows.shape) if needs[3] else None
+        of_cols = grid.sum(-2).sum_to_size(cols.shape) if needs[4] else None
+    of_scores = of_scores.to(key.dtype)
+    of_query = (of_scores @ key).view(query.shape) if needs[0] else None
+    of_key = of_scores.transpose(-2, -1) @ query.flatten(2, 3) if needs[1] else None
+    return of_query, of_key, of_value, of_rows, of_cols
 
 
-def empty(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rows: Optional[torch.Tensor],
-        cols: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """Shapes and dtypes that :func:`attend` returns, for tracing."""
-    return value.new_empty(query.shape[0], query.shape[2] * query.shape[3], query.shape[1], value.shape[3])
-
-
-by_keys = Kernel('keys', attend, gradients, attend_to_keys, empty)
+by_keys = Kernel(
+    'keys', attend_to_keys, attend, gradients, keys_hold,
+    axes=((0, 2), (0, None), (0, None), (0, 2), (0, 2)), out_axes=(0, 1))
 
 
 def extended(
@@ -183,11 +159,43 @@ def fused_attention(
         dropout_p: float = 0.,
 ) -> torch.Tensor:
     """`attend_to_keys` by torch's fused attention, its probabilities dropped at a rate."""
-    channels, value = value.shape[3], value.expand(-1, query.shape[1], -1, -1)
+    shape, channels, value = query.shape[2:4], value.shape[3], value.expand(-1, query.shape[1], -1, -1)
     if rows is None or cols is None:
         query = query.flatten(2, 3)
     else:
         query, key = extended(query, key, rows, cols)
         value = F.pad(value, (0, query.shape[3] - channels))  # the fastest kernels take one width
     out = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, scale=1.)
-    return out[..., :channels].transpose(1, 2)
+    return out[..., :channels].unflatten(2, shape).permute(0, 2, 3, 1, 4)
+
+
+@torch.fx.wrap
+@register_notrace_function
+def key_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: Optional[torch.Tensor],
+        cols: Optional[torch.Tensor],
+        dropout_p: float = 0.,
+) -> torch.Tensor:
+    """Values gathered by the softmax of content, row and column scores, of which no tensor is kept.
+
+    Args:
+        query: Scaled queries of Q rows of pixels, shape (B, heads, Q, W, dim).
+        key: Keys, shape (B, heads, N, dim).
+        value: Values, shape (B, heads or 1, N, channels); they take the queries' dtype.
+        rows: Row scores, shape (B or 1, heads, Q, W or 1, H), N = H W, the largest of each query 0; or None.
+        cols: Column scores, shape (B or 1, heads, Q or 1, W, W), with row scores.
+        dropout_p: Rate at which probabilities are dropped, where the device's kernels can.
+
+    Returns:
+        Shape (B, Q W, heads, channels).
+    """
+    value = value.to(query.dtype)
+    if not torch.jit.is_scripting():  # a condition of its own, for what is in it is not compiled then
+        if not needs_plain_ops(query, False):
+            if query.device.type == 'cpu':
+                return by_keys(query, key, value, rows, cols)
+            return fused_attention(query, key, value, rows, cols, dropout_p)
+    return attend_to_keys(query, key, value, rows, cols)

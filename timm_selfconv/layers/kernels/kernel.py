@@ -1,13 +1,84 @@
-"""Operators whose gradients are written by hand."""
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+"""Operators that walk through their inputs in groups, and who needs plain ones instead: tracers, hooks, transforms."""
+import contextlib
+from contextvars import ContextVar
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
-__all__ = ['Kernel', 'flush_denormals']
+__all__ = [
+    'Kernel', 'autocast_dtype', 'computed_by', 'counted', 'explicit_maps', 'flush_denormals', 'hooked',
+    'needs_plain_ops', 'operators_only',
+]
 
+# bytes that a group holds: on a CPU a share of the cache, elsewhere of the memory
+CPU_BYTES = 8 * 2 ** 20
+DEVICE_BYTES = 2 ** 30
 # smaller probabilities are set to zero
 TINY = 1e-30
+
+Tensors = Sequence[Optional[torch.Tensor]]
+Axes = Tuple[Optional[int], Optional[int]]
+
+
+# '' by kernels, 'operators' without them, 'maps' with attention maps materialised
+computed_by = ContextVar('computed_by', default='')
+
+
+@contextlib.contextmanager
+def switched(computed: str) -> Iterator[None]:
+    token = computed_by.set(computed)
+    try:
+        yield
+    finally:
+        computed_by.reset(token)
+
+
+def operators_only() -> ContextManager[None]:
+    """Compute layers by their definition, in plain operators, inside this context (thread-local)."""
+    return switched('operators')
+
+
+def explicit_maps() -> ContextManager[None]:
+    """Materialise attention maps in SelfAttention2d layers inside this context (thread-local)."""
+    return switched('maps')
+
+
+def hooked(module: nn.Module) -> bool:
+    """Detect hooks on a module's input, output or their gradients."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def needs_plain_ops(x: torch.Tensor, compiled: bool = True) -> bool:
+    """Detect tracers, exporters, functional transforms and compilers, which need ordinary operators.
+
+    Ask this first: no condition may depend on what fx's stand-in for x has, its device or shape.
+
+    Args:
+        x: Input of the operators.
+        compiled: Count compilers too, to which an operator of ours shows only its inputs and outputs.
+    """
+    if torch.compiler.is_compiling():
+        # older torches export what they compile and don't say so
+        return compiled or not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting()
+    return (
+        computed_by.get() != '' or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
+
+
+def counted() -> bool:
+    """Detect counters that see every operator, as torch's of FLOPs, and fake tensors, which hold no numbers."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype:
+    """Dtype that a linear map of x computes in: autocast's where that is on, but float64 stays."""
+    device = x.device.type
+    if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 def flush_denormals(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -19,7 +90,7 @@ def gradients_of_operators(
         operators: Callable[..., torch.Tensor],
         grad: torch.Tensor,
         needs: Sequence[bool],
-        inputs: Sequence[Optional[torch.Tensor]],
+        inputs: Tensors,
 ) -> Tuple[Optional[torch.Tensor], ...]:
     """Gradients of a function of tensors by autograd, where needed: to be differentiated or mapped once more."""
     create_graph = torch.is_grad_enabled()
@@ -37,35 +108,51 @@ def mapped(grad: torch.Tensor) -> bool:
         functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad))
 
 
+def part(t: Optional[torch.Tensor], axes: Axes, places: Sequence[slice]) -> Any:
+    """A group's slice of a tensor, whole along axes that it lacks (None) or has a single place of."""
+    for axis, place in zip(axes, places):
+        if t is not None and axis is not None and t.shape[axis] > 1:
+            t = t[(slice(None),) * axis + (place,)]
+    return t
+
+
 class Kernel:
     """A function of tensors in groups, with gradients in groups: one operator to autograd and to compilers.
 
-    It keeps its inputs only for the backward pass. Second derivatives and batches of gradients are those of its
-    definition in plain operators. Functional transforms should be given that definition at once.
+    A group is some images and some heads, or some rows of queries, of them. It keeps its inputs only for the backward
+    pass. What a single group holds goes by the definition in plain operators at once, and second derivatives and
+    batches of gradients do. Functional transforms should be given that definition.
     """
 
     def __init__(
             self,
             name: str,
-            forward: Callable[..., torch.Tensor],
-            gradients: Callable[..., List[torch.Tensor]],
             operators: Callable[..., torch.Tensor],
-            empty: Callable[..., torch.Tensor],
+            attend: Callable[..., torch.Tensor],
+            gradients: Callable[..., Sequence[Optional[torch.Tensor]]],
+            held: Callable[..., Tuple[int, int, int]],
+            axes: Sequence[Axes],
+            out_axes: Axes,
     ):
         """
         Args:
             name: The operator's, in torch's namespace of this project.
-            forward: The function in groups, of annotated tensors.
-            gradients: Gradients of the result's gradient, which inputs need one, and the inputs: a tensor for each
-                input, any for those that need none.
-            operators: The function in plain operators.
-            empty: Makes the function's result without its numbers.
+            operators: The definition, of annotated tensors.
+            attend: The same for a group.
+            gradients: For a group of the result's gradient, which inputs need one, and the inputs: a gradient of each
+                input, None for those that need none.
+            held: Of all inputs, how many images there are, how many heads or rows, and bytes that one of one holds.
+            axes: Axes of each input that are images, and heads or rows. Shared ones (None) get a sum of gradients.
+            out_axes: The same of the result; it is a sum of heads if it has none.
         """
-        self.forward = forward
-        self.operator = torch.library.custom_op(f'timm_selfconv::{name}', forward, mutates_args=())
-        inputs = torch.library.infer_schema(forward, mutates_args=()).split(') ->')[0].removeprefix('(')
+        self.operators, self.attend, self.gradients = operators, attend, gradients
+        self.held, self.axes, self.out_axes = held, axes, out_axes
+        schema = torch.library.infer_schema(operators, mutates_args=())
+        inputs = schema.split(') ->')[0].removeprefix('(')
+        self.operator = torch.library.custom_op(
+            f'timm_selfconv::{name}', self.forward, mutates_args=(), schema=schema)
         differential = torch.library.custom_op(
-            f'timm_selfconv::{name}_gradients', gradients, mutates_args=(),
+            f'timm_selfconv::{name}_gradients', self.backward, mutates_args=(),
             schema=f'(Tensor grad, bool[] needs, {inputs}) -> Tensor[]')
 
         def save(ctx: Any, inputs: Tuple[Any, ...], output: torch.Tensor) -> None:
@@ -82,6 +169,9 @@ class Kernel:
         def batch(info: Any, in_dims: Any, *inputs: Any) -> Any:
             return torch.vmap(operators, in_dims)(*inputs), 0
 
+        def empty(*inputs: Any) -> torch.Tensor:
+            return torch.empty_like(operators(*inputs), memory_format=torch.contiguous_format)
+
         def empty_gradients(grad: torch.Tensor, needs: Sequence[bool], *inputs: Any) -> List[torch.Tensor]:
             return [
                 grad.new_empty(0) if not need else torch.empty_like(t, memory_format=torch.contiguous_format)
@@ -92,7 +182,62 @@ class Kernel:
         self.operator.register_vmap(batch)
         differential.register_fake(empty_gradients)
 
+    def groups(self, inputs: Tensors) -> Tuple[int, int, Iterator[Tuple[slice, slice]]]:
+        """How many groups there are of images, how many of heads or rows of one, and all of these."""
+        batch, parts, nbytes = self.held(*inputs)
+        on_cpu = all(t is None or t.device.type == 'cpu' for t in inputs)
+        budget = CPU_BYTES if on_cpu else DEVICE_BYTES
+        fit = max(1, budget // max(1, nbytes))
+        images, step = max(1, fit // parts), min(fit, parts)
+        firsts, starts = range(0, max(1, batch), images), range(0, parts, step)
+        return len(firsts), len(starts), (
+            (slice(first, first + images), slice(start, start + step)) for first in firsts for start in starts)
+
+    def forward(self, *inputs: Optional[torch.Tensor]) -> torch.Tensor:
+        """The function group by group, out of autograd's sight."""
+        batch, parts, _ = self.held(*inputs)
+        out, summed = None, self.out_axes[1] is None
+        for places in self.groups(inputs)[2]:
+            some = self.attend(*(part(t, axes, places) for t, axes in zip(inputs, self.axes)))
+            if out is None:
+                shape = list(some.shape)
+                for axis, size in zip(self.out_axes, (batch, parts)):
+                    if axis is not None:
+                        shape[axis] = size
+                out = some.new_empty(shape)
+            whole = part(out, self.out_axes, places)
+            whole.add_(some) if summed and places[1].start > 0 else whole.copy_(some)
+        assert out is not None
+        return out
+
+    def backward(
+            self,
+            grad: torch.Tensor,
+            needs: Sequence[bool],
+            *inputs: Optional[torch.Tensor],
+    ) -> List[torch.Tensor]:
+        """Gradients group by group, nothing where not needed; sums over groups are kept in float32 at least."""
+        *counts, groups = self.groups(inputs)
+        sums = torch.promote_types(grad.dtype, torch.float32)
+        totals: List[torch.Tensor] = []
+        for t, axes, need in zip(inputs, self.axes, needs):
+            if t is None or not need:
+                totals.append(grad.new_empty(0))
+                continue
+            own = all(count == 1 or (a is not None and t.shape[a] > 1) for a, count in zip(axes, counts))
+            totals.append(torch.zeros(t.shape, dtype=t.dtype if own else sums, device=t.device))
+        for places in groups:
+            some = (part(t, axes, places) for t, axes in zip(inputs, self.axes))
+            found = self.gradients(part(grad, self.out_axes, places), needs, *some)
+            for total, axes, g in zip(totals, self.axes, found):
+                if g is not None:
+                    part(total, axes, places).add_(g)
+        return [total if t is None else total.to(t.dtype) for total, t in zip(totals, inputs)]
+
     def __call__(self, *inputs: Optional[torch.Tensor]) -> torch.Tensor:
         """The function of its inputs; outside of autograd and compilers every operator shows."""
+        batch, parts, nbytes = self.held(*inputs)
+        if batch * parts * nbytes <= CPU_BYTES:  # on a device, too: it is little, and takes fewer launches
+            return self.operators(*inputs)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
         return self.operator(*inputs) if differentiated or torch.compiler.is_compiling() else self.forward(*inputs)

@@ -12,8 +12,8 @@ from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 
-from ..linear import autocast_dtype, linear
-from .factors import group_size, images_inside
+from .kernel import CPU_BYTES, autocast_dtype
+from .positions import images_inside, images_outside
 
 __all__ = ['Head', 'low_rank', 'low_rank_attention', 'work_out']
 
@@ -132,11 +132,8 @@ def low_rank_attention(
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     heads = work_out(row_probs, col_probs, tolerance, x.shape[3], dtype)
     values = weight.unflatten(1, (len(heads), -1)).transpose(0, 1).contiguous()
-    images, step = group_size(x, len(heads), x.shape[3])
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for i in range(0, len(x), images):
-        out[i:i + images] = attend_group(x[i:i + images], heads, values, bias, step)
-    return out
+    images = max(1, CPU_BYTES // max(1, len(heads) * x[:1].numel() * x.element_size()))
+    return torch.cat([attend_group(group, heads, values, bias) for group in x.split(images)])
 
 
 def attend_group(
@@ -144,35 +141,30 @@ def attend_group(
         heads: List[Head],
         weight: torch.Tensor,
         bias: torch.Tensor,
-        step: int,
 ) -> torch.Tensor:
-    """Output of a layer for a group of images, which lie beside the channels as in `factors`.
+    """Output of a layer for a group of images, which lie beside the channels as in `positions`.
 
     Args:
         x: Input, shape (B, H, W, C).
         heads: Factors of each head.
         weight: Value weights, shape (heads, C, C), contiguous, output before input.
         bias: Shape (C,).
-        step: How many heads are held at a time.
 
     Returns:
         Output, shape (B, H, W, C), not contiguous.
     """
     batch, height, width, dim = x.shape
     n = batch * dim
-    pixels = images_inside(x).view(height, width * n)
-    total = bias.repeat(batch).expand(height, width, n)
-    for first in range(0, len(heads), step):
-        some = heads[first:first + step]
-        query_cols = torch.cat([head.query_cols for head in some], dim=1)
-        met, start = x.new_empty(height, query_cols.shape[1], n), 0
-        for i, head in enumerate(some, first):
-            kept = pixels
-            if head.key_rows is not None and head.key_cols is not None:
-                kept = (head.key_rows @ pixels).view(-1, width, n)
-                kept = torch.bmm(head.key_cols.expand(len(kept), -1, -1), kept)
-            value = linear(kept.view(-1, dim), weight[i]).view(head.query_rows.shape[1], -1)
-            torch.mm(head.query_rows, value, out=met[:, start:start + head.query_cols.shape[1]].flatten(1))
-            start += head.query_cols.shape[1]
-        total = torch.baddbmm(total, query_cols.expand(height, -1, -1), met)
-    return total.view(height, width, batch, dim).permute(2, 0, 1, 3)
+    pixels = images_inside(x).flatten(1)
+    query_cols = torch.cat([head.query_cols for head in heads], dim=1)
+    met, start = x.new_empty(height, query_cols.shape[1], n), 0
+    for head, values in zip(heads, weight):
+        kept = pixels
+        if head.key_rows is not None and head.key_cols is not None:
+            kept = (head.key_rows @ pixels).view(-1, width, n)
+            kept = torch.bmm(head.key_cols.expand(len(kept), -1, -1), kept)
+        value = (kept.view(-1, dim) @ values.T).view(head.query_rows.shape[1], -1)
+        torch.mm(head.query_rows, value, out=met[:, start:start + head.query_cols.shape[1]].flatten(1))
+        start += head.query_cols.shape[1]
+    total = torch.baddbmm(bias.repeat(batch).expand(height, width, n), query_cols.expand(height, -1, -1), met)
+    return images_outside(total, dim)

@@ -1,0 +1,272 @@
+"""Position-only attention, ``sum_h A_h x W_h``: by row and column factors of the maps ``A_h``, or by the maps.
+
+With ``A_h = R_h (x) C_h``, rows and columns of a group of images meet one after the other. Images lie beside the
+channels, (H, W, images channels), so that every product sees them as more of these, and nothing large is transposed:
+
+    forward     V_h = x W_h, U_h = R_h V_h side by side, y = sum_h C_h U_h, one product over heads and key columns
+    backward    M_h = R_h x, G_h = C_h M_h and their gradients, all heads at once
+
+Matrix units (AMX) are faster at two large products, ``A x`` with a query's heads side by side and its values, than at
+short ones over the keys of a row.
+"""
+from typing import Any, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from timm.layers import register_notrace_function
+
+from .kernel import Kernel, autocast_dtype, flush_denormals, needs_plain_ops
+
+__all__ = [
+    'gather_by_factors', 'gather_by_maps', 'images_inside', 'images_outside', 'map_attention', 'maps_are_faster',
+    'maps_of_factors', 'separable_attention',
+]
+
+Gradients = Tuple[Optional[torch.Tensor], ...]
+
+
+@torch.fx.wrap
+@register_notrace_function
+def gather_by_factors(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Gather by row and column factors, ``(R_h (x) C_h) x`` for each head.
+
+    ``softmax(a[k1] + b[k2])`` over all keys is ``softmax(a)[k1] softmax(b)[k2]`` when the keys fill a grid, borders
+    included, so an H x W layer costs O(HW (H + W)) where the dense map costs O((HW)^2).
+
+    Args:
+        row_probs: Probabilities of key rows, shape (heads, H, H), query before key.
+        col_probs: Probabilities of key columns, shape (heads, W, W).
+        x: Input, shape (B, H, W, C).
+
+    Returns:
+        Shape (B, H, W, heads, C), of x's dtype.
+    """
+    gathered = torch.einsum('hik,bklc->bhilc', row_probs.to(x.dtype), x)
+    return torch.einsum('hjl,bhilc->bijhc', col_probs.to(x.dtype), gathered)
+
+
+def gather_by_maps(maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Gather x, (B, H, W, C), by each head's map, (heads, Q, H W): shape (B, Q, heads, C), of x's dtype."""
+    return torch.einsum('hqk,bkc->bqhc', maps.to(x.dtype), x.flatten(1, 2))
+
+
+def attend_by_factors(
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+) -> torch.Tensor:
+    """``sum_h (R_h (x) C_h) x W_h``: as :func:`gather_by_factors`, value weights of shape (out_channels, heads, C)."""
+    return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight.flatten(1))
+
+
+def attend_by_maps(maps: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``sum_h A_h x W_h``: as :func:`gather_by_maps`, value weights of shape (out_channels, heads, C)."""
+    return F.linear(gather_by_maps(maps, x).flatten(2), weight.flatten(1))
+
+
+def images_inside(x: torch.Tensor) -> torch.Tensor:
+    """Images beside channels: (B, H, W, C) to (H, W, B C), contiguous."""
+    return x.permute(1, 2, 0, 3).contiguous().flatten(2)
+
+
+def images_outside(x: torch.Tensor, channels: int) -> torch.Tensor:
+    """The reverse of :func:`images_inside`, not contiguous."""
+    return x.unflatten(2, (-1, channels)).permute(2, 0, 1, 3)
+
+
+def maps_of_factors(row_probs: torch.Tensor, col_probs: torch.Tensor) -> torch.Tensor:
+    """``R_h (x) C_h`` of probabilities, shapes (heads, H, H) and (heads, W, W): shape (heads, H W, H W)."""
+    return (row_probs[:, :, None, :, None] * col_probs[:, None, :, None, :]).flatten(3).flatten(1, 2)
+
+
+def factors_hold(
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+) -> Tuple[int, int, int]:
+    """Images, heads, and bytes of what one head of one image gathers."""
+    return len(x), len(row_probs), x.shape[1] * x.shape[2] * max(x.shape[3], len(weight)) * x.element_size()
+
+
+def attend_to_factors(
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+) -> torch.Tensor:
+    """`attend_by_factors` of a group."""
+    rows, cols = (flush_denormals(probs, x.dtype) for probs in (row_probs, col_probs))
+    (images, height, width, dim), heads = x.shape, len(rows)
+    pixels, values = images_inside(x).view(-1, dim), weight.permute(1, 2, 0).contiguous()
+    met = x.new_empty(height, heads, width * images * len(weight))
+    for head in range(heads):
+        torch.mm(rows[head], (pixels @ values[head]).view(height, -1), out=met[:, head])
+    factor = cols.transpose(0, 1).flatten(1).expand(height, -1, -1)
+    return images_outside(torch.bmm(factor, met.view(height, heads * width, -1)), len(weight))
+
+
+def gradients_by_factors(
+        grad: torch.Tensor,
+        needs: Sequence[bool],
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+) -> Gradients:
+    """Gradients of :func:`attend_to_factors`.
+
+    Args:
+        grad: Gradient of the result, shape (B, H, W, out_channels).
+        needs: Which of the others need theirs.
+        row_probs, col_probs, x, weight: See `attend_by_factors`.
+    """
+    rows, cols = (flush_denormals(probs, x.dtype) for probs in (row_probs, col_probs))
+    (_, height, width, dim), heads = x.shape, len(rows)
+    rows, cols, pixels = rows.flatten(0, 1), cols[:, None], images_inside(x).flatten(1)
+    back, values = images_inside(grad).view(-1, len(weight)), weight.transpose(0, 1).contiguous()
+    met = (rows @ pixels).view(heads, height, width, -1)
+    gathered = (cols @ met).view(heads, -1, dim)
+    grad_weight = (back.T.contiguous() @ gathered).transpose(0, 1) if needs[3] else None
+    # what was gathered is not needed any more, nor are rows once columns have their gradient
+    of_gathered = torch.matmul(back, values, out=gathered).view(met.shape)
+    sums = torch.promote_types(x.dtype, torch.float32)
+    grad_cols = (of_gathered @ met.transpose(2, 3)).sum(1, dtype=sums) if needs[1] else None
+    of_met = torch.matmul(cols.transpose(2, 3), of_gathered, out=met).view(len(rows), -1)
+    grad_rows = (of_met @ pixels.T).view(row_probs.shape) if needs[0] else None
+    grad_x = images_outside((rows.T @ of_met).view(height, width, -1), dim) if needs[2] else None
+    return grad_rows, grad_cols, grad_x, grad_weight
+
+
+by_factors = Kernel(
+    'factors', attend_by_factors, attend_to_factors, gradients_by_factors, factors_hold,
+    axes=((None, 0), (None, 0), (0, None), (None, 1)), out_axes=(0, None))
+
+
+def maps_hold(maps: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Tuple[int, int, int]:
+    """Images, heads, and bytes of what one head of one image gathers."""
+    return len(x), len(maps), maps.shape[1] * max(x.shape[3], len(weight)) * x.element_size()
+
+
+def side_by_side(maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Maps in x's dtype with a query's heads side by side, the same for all images: shape (B, Q heads, keys)."""
+    return flush_denormals(maps, x.dtype).transpose(0, 1).flatten(0, 1).expand(len(x), -1, -1)
+
+
+def attend_to_maps(maps: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`attend_by_maps` of a group."""
+    gathered = torch.bmm(side_by_side(maps, x), x.flatten(1, 2))
+    return gathered.view(len(x), maps.shape[1], -1) @ weight.flatten(1).T
+
+
+def gradients_by_maps(
+        grad: torch.Tensor,
+        needs: Sequence[bool],
+        maps: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+) -> Gradients:
+    """Gradients of :func:`attend_to_maps`.
+
+    Args:
+        grad: Gradient of the result, shape (B, Q, out_channels).
+        needs: Which of the others need theirs.
+        maps, x, weight: See `attend_by_maps`.
+    """
+    rows, pixels, back = side_by_side(maps, x), x.flatten(1, 2), grad.reshape(-1, len(weight))
+    gathered = torch.bmm(rows, pixels)
+    features = gathered.view(len(back), -1)
+    grad_weight = (back.T.contiguous() @ features).view(weight.shape) if needs[2] else None
+    torch.mm(back, weight.flatten(1), out=features)  # what was gathered is not needed any more
+    grad_maps = grad_x = None
+    if needs[0]:
+        grad_maps = (gathered @ pixels.transpose(1, 2)).sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
+        grad_maps = grad_maps.view(maps.shape[1], len(maps), -1).transpose(0, 1)
+    if needs[1]:
+        grad_x = torch.bmm(rows.transpose(1, 2), gathered).view(x.shape)
+    return grad_maps, grad_x, grad_weight
+
+
+by_maps = Kernel(
+    'maps', attend_by_maps, attend_to_maps, gradients_by_maps, maps_hold,
+    axes=((None, 0), (0, None), (None, 1)), out_axes=(0, None))
+
+
+@torch.compiler.assume_constant_result
+def has_matrix_units() -> bool:
+    """Return True if the CPU multiplies bfloat16 matrices natively (AMX)."""
+    capabilities: Any = getattr(torch.cpu, 'get_capabilities', dict)  # older torches can't say
+    return capabilities().get('amx_bf16', False)
+
+
+def maps_are_faster(x: torch.Tensor) -> bool:
+    """Return True if maps are faster than factors for an input, shape (B, H, W, C): small grids, matrix units."""
+    return (
+        x.device.type == 'cpu' and x.dtype == torch.bfloat16 and x.shape[1] * x.shape[2] <= x.shape[3]
+        and has_matrix_units())
+
+
+@torch.fx.wrap
+@register_notrace_function
+def separable_attention(
+        row_probs: torch.Tensor,
+        col_probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """Attend with the product of row and column probabilities: ``sum_h (R_h (x) C_h) x W_h + bias``.
+
+    What all heads gather is never held, and (H W) x (H W) maps only where they are faster. Under autocast it computes
+    in autocast's dtype, as a linear map does. Tracers and functional transforms see plain operators.
+
+    Args:
+        row_probs: Probabilities of key rows, the same for all columns and images, shape (heads, H, H), query before
+            key.
+        col_probs: Probabilities of key columns, shape (heads, W, W).
+        x: Input, shape (B, H, W, C).
+        weight: Value weights of all heads, shape (out_channels, heads C).
+        bias: Shape (out_channels,), or None.
+
+    Returns:
+        Shape (B, H, W, out_channels).
+    """
+    if not torch.jit.is_scripting():
+        if not needs_plain_ops(x, False):
+            dtype = autocast_dtype(x)
+            x, values = x.to(dtype), weight.to(dtype).unflatten(1, (len(row_probs), -1))
+            if maps_are_faster(x):
+                out = by_maps(maps_of_factors(row_probs, col_probs), x, values).unflatten(1, x.shape[1:3])
+            else:
+                out = by_factors(row_probs, col_probs, x, values)
+            return out if bias is None else out + bias.to(dtype)
+    return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight, bias)
+
+
+def map_attention(
+        probs: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """Attend with maps that all images share: ``sum_h A_h x W_h + bias``.
+
+    What all heads gather is never held for more images than fit into the cache, and not kept. Under autocast it
+    computes in autocast's dtype, as a linear map does. Tracers and functional transforms see plain operators.
+
+    Args:
+        probs: Probabilities, shape (heads, Q, H W), query before key.
+        x: Input, shape (B, H, W, C).
+        weight: Value weights of all heads, shape (out_channels, heads C).
+        bias: Shape (out_channels,), or None.
+
+    Returns:
+        Shape (B, Q, out_channels).
+    """
+    if needs_plain_ops(x, False):
+        return F.linear(gather_by_maps(probs, x).flatten(2), weight, bias)
+    dtype = autocast_dtype(x)
+    out = by_maps(probs, x.to(dtype), weight.to(dtype).unflatten(1, (len(probs), -1)))
+    return out if bias is None else out + bias.to(dtype)
