@@ -1,18 +1,15 @@
 import copy
 import itertools
-import math
 
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from timm.utils.model import freeze_batch_norm_2d, unfreeze_batch_norm_2d
 from torch.nn import SyncBatchNorm
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
-from torch.profiler import profile
 
-from timm_selfconv.layers.san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d, pairwise_relation, \
+from timm_selfconv.layers.san_attention import PassBatchNorm2d, SanAttention2d, pairwise_relation, \
     pixel_coordinates
 
 
@@ -196,29 +193,6 @@ def test_without_gradients_no_images_and_autocast(kind):
             out = attn(x)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), wanted, rtol=0.03, atol=0.03 * float(wanted.abs().max()))
-
-
-@pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
-def test_pointwise_convolution_in_bfloat16_makes_no_copies_of_its_weight(layout):
-    conv = PointwiseConv2d(32, 32)
-    x = torch.randn(4, 32, 18, 2).to(memory_format=layout)
-    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16), profile(record_shapes=True) as recorded:
-        conv(x)
-    shapes = [shape for event in recorded.events() for shape in event.input_shapes if len(shape)]
-    assert max(map(math.prod, shapes)) == x.numel()
-
-
-def test_pointwise_convolution_in_bfloat16_and_its_gradients():
-    conv, x = PointwiseConv2d(32, 24), images(4, 32, 3, 5).float().requires_grad_()
-    wanted = F.conv2d(x, conv.weight, conv.bias)
-    with torch.autocast('cpu', torch.bfloat16):
-        out = conv(x)
-        assert conv(x[:0]).shape == (0, 24, 3, 5)
-    grad = torch.randn_like(wanted)
-    ours, theirs = (torch.autograd.grad(y, (x, conv.weight, conv.bias), grad.to(y.dtype)) for y in (out, wanted))
-    torch.testing.assert_close(out.float(), wanted, rtol=0.02, atol=0.02)
-    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.1)
-    torch.testing.assert_close(conv(x), wanted)
 
 
 def test_pairs_keep_the_memory_format_of_queries_and_keys():

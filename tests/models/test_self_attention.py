@@ -85,14 +85,14 @@ def test_a_hierarchical_net_has_one_number_of_heads():
         timm.create_model('sa_quadratic_cifar', hierarchical=True, **dict(SMALL, num_heads=(3, 3)))
 
 
-def test_a_training_step_keeps_a_quarter_of_what_operators_keep(images):
+def test_a_training_step_keeps_a_third_of_what_operators_keep(images):
     model = timm.create_model('sa_quadratic_cifar', depth=1)
     x = images(4, 3, 32, 32)
     kept, out = saved_bytes(model, x)
     for module in model.modules():  # who hooks a module sees it called, and all that it makes is kept
         module.register_forward_hook(lambda module, args, out: None)
     plain, expected = saved_bytes(model, x)
-    assert 4 * kept < plain
+    assert 3 * kept < plain
     torch.testing.assert_close(out, expected)
 
 

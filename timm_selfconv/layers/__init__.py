@@ -16,12 +16,12 @@ from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .gated_attention import GatedAttention
 from .kernels import separable_attention
 from .kernels.kernel import explicit_maps
-from .san_attention import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
+from .san_attention import PassBatchNorm2d, SanAttention2d
 from .scores import ABSOLUTE, ENCODINGS, RELATIVE, TERMS
 from .token_attention import TokenAttention
 
 __all__ = [
     'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AbsoluteEncoding', 'GatedAttention', 'LearnedEncoding',
-    'PassBatchNorm2d', 'PointwiseConv2d', 'QuadraticEncoding', 'SanAttention2d', 'SelfAttention2d', 'TokenAttention',
+    'PassBatchNorm2d', 'QuadraticEncoding', 'SanAttention2d', 'SelfAttention2d', 'TokenAttention',
     'explicit_maps', 'gaussian_axis_scores', 'separable_attention',
 ]

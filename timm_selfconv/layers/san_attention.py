@@ -3,7 +3,7 @@
 'Exploring Self-attention for Image Recognition', Zhao, Jia, Koltun, CVPR 2020
 - https://arxiv.org/abs/2004.13621
 """
-from typing import Any, Dict, Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional
 
 import torch
 import torch.nn as nn
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function, register_notrace_module
 
 from .footprint import aggregate, footprint
-from .kernels.kernel import counted, hooked, needs_plain_ops
+from .kernels.kernel import hooked
 
 __all__ = [
-    'PassBatchNorm2d', 'PassStatistics2d', 'PointwiseConv2d', 'SanAttention2d', 'channels_last',
-    'pairwise_relation', 'patchwise_relation', 'pixel_coordinates', 'pointwise',
+    'PassBatchNorm2d', 'PassStatistics2d', 'SanAttention2d', 'channels_last', 'pairwise_relation',
+    'patchwise_relation', 'pixel_coordinates',
 ]
 
 KINDS = ('pairwise', 'patchwise')
@@ -96,32 +96,6 @@ def pixel_coordinates(height: int, width: int, like: torch.Tensor) -> torch.Tens
     return torch.stack([rows[:, None].expand(height, width), cols[None].expand(height, width)])[None]
 
 
-@torch.fx.wrap
-@register_notrace_function
-def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """1x1 convolution of x, shape (B, C, H, W), by the operator that a CPU is fastest at.
-
-    In float32 that is the convolution, in bfloat16 the matrix product, whose backward pass takes a quarter of the time.
-    """
-    if not torch.jit.is_scripting():
-        as_matrix = x.dtype == torch.bfloat16 or torch.is_autocast_enabled('cpu')
-        if as_matrix and x.device.type == 'cpu' and not torch.jit.is_tracing() and not torch.compiler.is_compiling():
-            # as one matrix: of a grid that is not channels last, torch would copy the weight for every row
-            rows = F.linear(x.permute(0, 2, 3, 1).flatten(0, 2), weight.flatten(1), bias)
-            return rows.view(x.shape[0], x.shape[2], x.shape[3], weight.shape[0]).permute(0, 3, 1, 2)
-    return F.conv2d(x, weight, bias)
-
-
-class PointwiseConv2d(nn.Conv2d):
-    """1x1 convolution, see `pointwise`."""
-
-    def __init__(self, in_channels: int, out_channels: int, bias: bool = True, device=None, dtype=None):
-        super().__init__(in_channels, out_channels, 1, bias=bias, device=device, dtype=dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return pointwise(x, self.weight, self.bias)
-
-
 @register_notrace_module
 class PassStatistics2d(nn.BatchNorm2d):
     """Batch normalisation in one pass: statistics of its own, scale and shift of who calls it."""
@@ -181,12 +155,6 @@ class PassBatchNorm2d(nn.Module):
             state_dict.update((f'{prefix}passes.{i}.{name}', s) for i, s in enumerate(statistics))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def affine(self, pass_index: int = 0) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Factor and summand of each channel, shape (C,) both, that :meth:`forward` comes to in eval mode."""
-        norm: Any = self.passes[pass_index]
-        scale = self.weight * (norm.running_var + norm.eps).rsqrt()
-        return scale, self.bias - norm.running_mean * scale
-
     def forward(self, x: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
         """Normalise x, shape (B, C, H, W), with the statistics of a pass.
 
@@ -203,10 +171,6 @@ class PassBatchNorm2d(nn.Module):
                     scaled = torch.addcmul(self.bias[:, None, None], norm(x), self.weight[:, None, None])
                     x = scaled.to(x.dtype)
         return x
-
-
-# modules that may be folded into one another
-PLAIN = PassBatchNorm2d, PassStatistics2d, nn.ModuleList, PointwiseConv2d
 
 
 class SanAttention2d(nn.Module):
@@ -268,48 +232,16 @@ class SanAttention2d(nn.Module):
         offsets = kernel_size ** 2
 
         # keys last: a pass that is given its keys can leave their rows out
-        self.qvk = PointwiseConv2d(dim, 2 * self.query_dim + self.value_dim, bias=qkv_bias, **dd)
+        self.qvk = nn.Conv2d(dim, 2 * self.query_dim + self.value_dim, 1, bias=qkv_bias, **dd)
         if self.patchwise:
             widths = self.query_dim * (1 + offsets), self.num_maps, self.num_maps * offsets
         else:
             self.position = nn.Conv2d(2, 2, 1, **dd)
             widths = self.query_dim + 2, self.query_dim, self.num_maps
         self.norm1 = PassBatchNorm2d(widths[0], passes, **dd)
-        self.weight1 = PointwiseConv2d(widths[0], widths[1], bias=False, **dd)
+        self.weight1 = nn.Conv2d(widths[0], widths[1], 1, bias=False, **dd)
         self.norm2 = PassBatchNorm2d(widths[1], passes, **dd)
-        self.weight2 = PointwiseConv2d(widths[1], widths[2], **dd)
-
-    @torch.jit.unused
-    def _may_fold(self, query: torch.Tensor) -> bool:
-        """Return True in eval mode if all modules are ours and none is hooked."""
-        return not (needs_plain_ops(query) or counted() or torch.is_grad_enabled()) and all(
-            type(part) in PLAIN and not (part.training or hooked(part))
-            for module in (self.norm1, self.weight1, self.norm2, self.weight2) for part in module.modules())
-
-    @torch.jit.unused
-    def _pairwise_scores(self, query: torch.Tensor, key: torch.Tensor, pass_index: int) -> torch.Tensor:
-        """Scores of all pairs in eval mode, shape (B, kernel_size ^ 2, dim / 32, H', W').
-
-        Norms are part of the maps beside them, and places, the same in all images, are mapped once.
-        """
-        sizes, dim = (self.kernel_size, self.stride, self.dilation), self.query_dim
-        scale, shift = (t.to(key.dtype)[:, None, None] for t in self.norm1.affine(pass_index))
-        out_scale, out_shift = self.norm2.affine(pass_index)
-        weight = self.weight1.weight.flatten(1) * out_scale[:, None]
-
-        place = self.position(pixel_coordinates(key.shape[2], key.shape[3], key))
-        places = place[:, :, ::self.stride, ::self.stride] - torch.stack(footprint(place, *sizes))
-        places = F.relu(places * scale[dim:] + shift[dim:]).permute(1, 0, 3, 4, 2)
-        places = F.linear(places, weight[:, dim:], out_shift)
-
-        query = query[:, :, ::self.stride, ::self.stride] * scale[:dim] + shift[:dim]
-        keys = footprint(key * scale[:dim], *sizes)
-        pairs = query.new_empty(len(query), len(keys), *query.shape[2:], dim)
-        for i, shifted in enumerate(keys):
-            torch.sub(query, shifted, out=pairs[:, i].permute(0, 3, 1, 2))
-        hidden = F.linear(pairs.relu_().flatten(0, 3), weight[:, :dim].contiguous()).view(pairs.shape)
-        hidden = hidden.add_(places).relu_()
-        return F.linear(hidden, self.weight2.weight.flatten(1), self.weight2.bias).permute(0, 1, 4, 2, 3)
+        self.weight2 = nn.Conv2d(widths[1], widths[2], 1, **dd)
 
     def weights(self, query: torch.Tensor, key: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
         """Attention weights from queries and keys, shape (B, query_dim, H, W), in a pass.
@@ -318,8 +250,6 @@ class SanAttention2d(nn.Module):
             Weights, shape (B, kernel_size ^ 2, dim / 32, H', W'); pairwise ones sum to 1 over the footprint.
         """
         sizes = self.kernel_size, self.stride, self.dilation
-        if not torch.jit.is_scripting() and not self.patchwise and self._may_fold(query):
-            return self._pairwise_scores(query, key, pass_index).softmax(dim=1)
         if self.patchwise:
             x = patchwise_relation(query, key, *sizes)
         else:
@@ -335,9 +265,9 @@ class SanAttention2d(nn.Module):
     def _rows_of_qvk(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """These channels of what the map makes of x; where nobody would see the others, they are not computed."""
         if not torch.jit.is_scripting():
-            if type(self.qvk) is PointwiseConv2d and not hooked(self.qvk):
+            if type(self.qvk) is nn.Conv2d and not hooked(self.qvk):
                 bias = self.qvk.bias
-                return pointwise(x, self.qvk.weight[first:last], None if bias is None else bias[first:last])
+                return F.conv2d(x, self.qvk.weight[first:last], None if bias is None else bias[first:last])
         return self.qvk(x)[:, first:last]
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 
-from timm_selfconv.layers import PassBatchNorm2d, PointwiseConv2d, SanAttention2d
+from timm_selfconv.layers import PassBatchNorm2d, SanAttention2d
 from timm_selfconv.layers.kernels.kernel import hooked, needs_plain_ops
 from timm_selfconv.layers.san_attention import channels_last
 from ._base import ZooNet
@@ -57,7 +57,7 @@ class Bottleneck(nn.Module):
         self.norm1 = PassBatchNorm2d(dim, passes, **dd)
         self.attn = SanAttention2d(dim, kind, qkv_bias=not shared, passes=passes, **dd)
         self.norm2 = PassBatchNorm2d(dim // 4, passes, **dd)
-        self.conv = PointwiseConv2d(dim // 4, dim, **dd)
+        self.conv = nn.Conv2d(dim // 4, dim, 1, **dd)
 
     def forward(
             self,
@@ -79,7 +79,7 @@ class Bottleneck(nn.Module):
     @torch.jit.unused
     def _may_overwrite(self, x: torch.Tensor, shortcut: torch.Tensor) -> bool:
         """Return True if nothing else holds the convolution's output."""
-        ours = type(self.conv) is PointwiseConv2d and not hooked(self.conv)
+        ours = type(self.conv) is nn.Conv2d and not hooked(self.conv)
         return ours and not (needs_plain_ops(x) or torch.is_grad_enabled()) and x.dtype == shortcut.dtype
 
 
@@ -90,7 +90,7 @@ class Stage(nn.Module):
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
         self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
-        self.conv = PointwiseConv2d(in_chs, dim, bias=False, **dd)
+        self.conv = nn.Conv2d(in_chs, dim, 1, bias=False, **dd)
         self.blocks = nn.ModuleList([Bottleneck(dim, kind, **dd) for _ in range(depth)])
         self.norm = nn.BatchNorm2d(dim, **dd)
         self.act = nn.ReLU(inplace=True)
@@ -158,7 +158,7 @@ class SAN(ZooNet):
         self.hierarchical = self.recomputes = hierarchical
         self.grad_checkpointing = hierarchical and kind == 'pairwise'
 
-        self.stem = PointwiseConv2d(in_chans, channels[0], bias=False, **dd)
+        self.stem = nn.Conv2d(in_chans, channels[0], 1, bias=False, **dd)
         self.stem_norm = nn.BatchNorm2d(channels[0], **dd)
         self.stem_act = nn.ReLU(inplace=True)
         self.stem_pool = nn.Identity() if hierarchical else nn.MaxPool2d(2)

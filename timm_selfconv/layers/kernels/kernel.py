@@ -120,7 +120,7 @@ class Kernel:
     """A function of tensors in groups, with gradients in groups: one operator to autograd and to compilers.
 
     A group is some images and some heads, or some rows of queries, of them. It keeps its inputs only for the backward
-    pass. What a single group holds goes by the definition in plain operators at once, and second derivatives and
+    pass. What fits half a group goes by the definition in plain operators at once, and second derivatives and
     batches of gradients do. Functional transforms should be given that definition.
     """
 
@@ -237,7 +237,7 @@ class Kernel:
     def __call__(self, *inputs: Optional[torch.Tensor]) -> torch.Tensor:
         """The function of its inputs; outside of autograd and compilers every operator shows."""
         batch, parts, nbytes = self.held(*inputs)
-        if batch * parts * nbytes <= CPU_BYTES:  # on a device, too: it is little, and takes fewer launches
+        if 2 * batch * parts * nbytes <= CPU_BYTES:  # on a device, too: it is little, and takes fewer launches
             return self.operators(*inputs)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
         return self.operator(*inputs) if differentiated or torch.compiler.is_compiling() else self.forward(*inputs)
