@@ -24,7 +24,7 @@ torch.fx.wrap('aggregate')
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """x, shape (B, C, H, W), with a pixel's channels side by side in memory, unless a transform runs, as vmap can't do that."""
+    """x, shape (B, C, H, W), with a pixel's channels side by side in memory, but where vmap may run, which can't."""
     if not torch.jit.is_scripting():
         if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
             return x
