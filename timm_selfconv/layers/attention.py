@@ -94,8 +94,9 @@ class SelfAttention2d(AttentionScores):
             num_heads: Number of heads.
             terms: Which terms of equation (8) to keep, any of :data:`TERMS`.
             encoding: One of :data:`ENCODINGS`: relative ('quadratic', 'quadratic_gen' with a full precision per head,
-                'learned') or absolute ('sinusoid', 'absolute' for learned vectors; equation 3).
-            grid_size: Rows and columns of the input, which learned encodings are made for.
+                'learned', 'line' of two dimensions) or absolute ('sinusoid', 'absolute' for learned vectors;
+                equation 3).
+            grid_size: Rows and columns of the input, which learned encodings and 'line' are made for.
             qk_bias: Give the query and key maps a bias.
             proj: Send the heads' sum through one more linear map, as the paper does.
             attn_drop: Dropout rate of the attention probabilities.
@@ -224,7 +225,7 @@ class SelfAttention2d(AttentionScores):
         gathered = torch.stack([
             flush_denormals(self.attn_drop(probs), x.dtype) @ x[:, i:j].flatten(1, 2)
             for probs, i, j in gaussian_windows(
-                self.encoding.centers, self.encoding.spreads, x.shape[1], x.shape[2], first, last)], dim=2)
+                self.encoding.centers, self.encoding.precisions(), x.shape[1], x.shape[2], first, last)], dim=2)
         return self.value(gathered.unflatten(1, (-1, x.shape[2])).flatten(3))
 
     def _through_map(

@@ -110,11 +110,11 @@ def sinusoids(size: int, dim: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def check_reach(table: torch.Tensor, size: int) -> None:
-    """Raise a ValueError if an axis has more positions than an offset table, shape (2 reach - 1, dim), reaches."""
+    """Raise a ValueError if an axis has more positions than an offset table, shape (2 reach - 1, ...), reaches."""
     reach = (table.shape[0] + 1) // 2
     if size > reach:
         raise ValueError(
-            f'the input has {size} positions along an axis, but the learned encoding reaches {reach}: '
+            f'the input has {size} positions along an axis, but the encoding reaches {reach}: '
             'create the model with a larger img_size or call set_input_size(img_size=...)')
 
 

@@ -5,13 +5,14 @@ relative encoding ``r_delta`` of the offset ``delta = key - query``, in pixels (
 stand here, thin modules over the functions of :mod:`timm_selfconv.layers.axis_scores`:
 
 - quadratic, equation (9): a head is a Gaussian of centre ``Delta`` and precision ``Sigma^-1`` around the query,
-  isotropic or with a full 2 x 2 precision (appendix D.1);
+  isotropic or with a full 2 x 2 precision (appendix D.1), or with one of rank 1 along a line of numbered offsets;
 - learned: one table for row offsets, one for column offsets (Ramachandran et al., 2019);
 - absolute, equations (3) and (7): one vector per position, sinusoid or learned, added to what is scored.
 
 Scores of the first two are a row part plus a column part, so a softmax over all keys is the product of a softmax over
 key rows and one over key columns. Only the off-diagonal entry of a full precision couples the two axes.
 """
+import copy
 from typing import TYPE_CHECKING, Final, Optional, Tuple
 
 import torch
@@ -47,16 +48,23 @@ class QuadraticEncoding(nn.Module):
     ``r_delta`` is ``(|delta|^2, delta_1, delta_2)``, or ``(delta_1^2, delta_2^2, delta_1, delta_2, delta_1 delta_2)``
     with a full precision.
 
+    Two dimensions are enough: on a line, ``r_delta`` is ``(t^2, t)`` where ``t = T delta_1 + delta_2`` numbers the
+    offsets. With ``T = 2 W - 1`` those on grids of up to W columns have a number each, so that
+    ``-spread^2 / 2 (t - t_Delta)^2`` can single out any of them. This is the full precision
+    ``spread^2 (T, 1)' (T, 1)``, of rank 1: a head looks along its row and on into the rows beside it.
+
     Attributes:
         centers: Where the heads look, (row, column) offsets in pixels, shape (heads, 2).
         spreads: Inverse standard deviations, shape (heads,), or square roots ``S`` of the precisions, shape
             (heads, 2, 2).
+        col_numbers: On a line the numbers of the column offsets, a buffer of shape (T,); else None.
         query_weight: The hatted ``W_key`` of equation (8): a query's coefficients of ``r_delta``, shape
             (heads, head_dim, 3 or 5). Only with the content-position term.
     """
     full: Final[bool]
     position: Final[bool]
     content_position: Final[bool]
+    col_numbers: Optional[torch.Tensor]
     if TYPE_CHECKING:  # torchscript would hold us to these where a term is left out and its parameters are None
         centers: torch.Tensor
         spreads: torch.Tensor
@@ -69,6 +77,7 @@ class QuadraticEncoding(nn.Module):
             full: bool = False,
             position: bool = True,
             content_position: bool = False,
+            line_width: Optional[int] = None,
             device=None,
             dtype=None,
     ):
@@ -79,10 +88,11 @@ class QuadraticEncoding(nn.Module):
             full: Give each head a full 2 x 2 precision instead of one spread.
             position: Keep the position term, ``v r_delta``.
             content_position: Keep the content-position term, ``x_q Wq r_delta``.
+            line_width: Number the offsets along a line, for grids of up to so many columns; position term only.
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
-        self.full = full
+        self.full = full or line_width is not None
         self.position = position
         self.content_position = content_position
 
@@ -92,6 +102,7 @@ class QuadraticEncoding(nn.Module):
         self.register_parameter('centers', parameter(position, num_heads, 2))
         self.register_parameter('spreads', parameter(position, num_heads, *((2, 2) if full else ())))
         self.register_parameter('query_weight', parameter(content_position, num_heads, head_dim, 5 if full else 3))
+        self.register_buffer('col_numbers', torch.arange(1. - line_width, line_width, **dd) if line_width else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -100,7 +111,9 @@ class QuadraticEncoding(nn.Module):
             nn.init.normal_(self.centers, std=2.)
             nn.init.normal_(self.spreads, std=0.01)
             with torch.no_grad():
-                (self.spreads.diagonal(dim1=1, dim2=2) if self.full else self.spreads).add_(1.)
+                (self.spreads.diagonal(dim1=1, dim2=2) if self.spreads.dim() == 3 else self.spreads).add_(1.)
+                if self.col_numbers is not None:  # between two rows a number is columns away
+                    self.centers[:, 0].round_()
         if self.content_position:
             trunc_normal_(self.query_weight, std=0.02)
 
@@ -108,6 +121,24 @@ class QuadraticEncoding(nn.Module):
         """Keep these heads, integers of shape (n,), and drop the others."""
         for name in ('centers', 'spreads', 'query_weight'):
             select_parameter(self, name, heads)
+
+    def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
+        """Number the offsets anew for inputs of other (rows, columns), where they are; heads look where they did."""
+        if self.col_numbers is not None:
+            with torch.no_grad():
+                stride = len(self.col_numbers)
+                rows = (self.centers[:, 0] + self.centers[:, 1] / stride).round()
+                self.centers[:, 1] += (self.centers[:, 0] - rows) * stride
+                self.centers[:, 0] = rows
+            self.col_numbers = torch.arange(1 - grid_size[1], grid_size[1]).to(self.col_numbers)
+
+    def precisions(self) -> torch.Tensor:
+        """Precision of each head, at least float32, shape (heads, 2, 2)."""
+        precision, numbers = precision_matrices(self.spreads), self.col_numbers
+        if numbers is not None:
+            along = torch.tensor([numbers.shape[0], 1], device=precision.device, dtype=precision.dtype)
+            precision = precision[:, :1, :1] * along[:, None] * along
+        return precision
 
     def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The position term of equation (8) by offset: ``rows[d1] + cols[d2] + cross d1 d2``, to a constant.
@@ -120,7 +151,7 @@ class QuadraticEncoding(nn.Module):
             Row table, offsets from ``-(height - 1)`` to ``height - 1``, shape (heads, 2 height - 1), column table,
             (heads, 2 width - 1), and what couples the axes, (heads,); float64, on the CPU as some devices lack it.
         """
-        centers, precision = self.centers.cpu().double(), precision_matrices(self.spreads.cpu().double())
+        centers, precision = self.centers.cpu().double(), copy.deepcopy(self).cpu().double().precisions()
         tables = []
         for axis, size in enumerate((height, width)):
             offsets = torch.arange(1 - size, size)
@@ -151,12 +182,15 @@ class QuadraticEncoding(nn.Module):
             Row scores, (B or 1, heads, Q, W or 1, H), column scores, (B or 1, heads, Q or 1, W, W), and, for a full
             precision, what couples the axes, (B or 1, heads, Q, W, H, W); key axes last.
         """
+        numbers = self.col_numbers
+        if numbers is not None:
+            check_reach(numbers, width)
         like = self.centers if self.position else self.query_weight
         d1, d2 = axis_offsets(height, like)[first:last], axis_offsets(width, like)
         rows, cols = torch.zeros_like(d1)[None, None, :, None], torch.zeros_like(d2)[None, None, None]
         cross: Optional[torch.Tensor] = None
         if self.position:
-            precision = precision_matrices(self.spreads)
+            precision = self.precisions()
             rows = gaussian_axis_scores(self.centers[:, 0], precision[:, 0, 0], height)[None, :, first:last, None, :]
             cols = gaussian_axis_scores(self.centers[:, 1], precision[:, 1, 1], width)[None, :, None, :, :]
             if self.full:

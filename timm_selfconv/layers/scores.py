@@ -14,7 +14,7 @@ __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AttentionScores', 'den
 TERMS = ('content', 'content_position', 'key_bias', 'position')
 RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
 ABSOLUTE = ('sinusoid', 'absolute')
-ENCODINGS = RELATIVE + ABSOLUTE
+ENCODINGS = (*RELATIVE, 'line', *ABSOLUTE)
 torch.fx.wrap('at_least_float32')  # fx looks for what it must not enter only where a forward is defined
 
 
@@ -31,6 +31,8 @@ def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
         raise ValueError(f'terms={terms!r}: needs one or more of {TERMS}, each once')
     if encoding in ABSOLUTE and terms != ('content',):
         raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
+    if encoding == 'line' and ('position' not in terms or 'content_position' in terms):
+        raise ValueError(f"terms={terms!r}: encoding='line' needs 'position' and knows no 'content_position'")
     return terms
 
 
@@ -88,7 +90,7 @@ class AttentionScores(nn.Module):
         self.scale = dim ** -0.5
         self.absolute = encoding in ABSOLUTE
         self.relative = 'position' in terms or 'content_position' in terms
-        self.separable = terms == ('position',) and encoding != 'quadratic_gen'
+        self.separable = terms == ('position',) and encoding in ('quadratic', 'learned')
         has_query = 'content' in terms or 'content_position' in terms
         has_key = 'content' in terms or 'key_bias' in terms
 
@@ -100,7 +102,9 @@ class AttentionScores(nn.Module):
             if encoding == 'learned':
                 module = LearnedEncoding(num_heads, dim, grid_size, **kept, **dd)
             else:
-                module = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
+                line_width = grid_size[1] if encoding == 'line' else None
+                module = QuadraticEncoding(
+                    num_heads, dim, full=encoding == 'quadratic_gen', line_width=line_width, **kept, **dd)
         self.encoding = module
         self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
         self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None

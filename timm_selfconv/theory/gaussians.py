@@ -6,7 +6,6 @@ import torch
 import torch.nn as nn
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
-from timm_selfconv.layers.axis_scores import precision_matrices
 
 __all__ = ['Blobs', 'encoding_blobs', 'position_blobs']
 
@@ -33,7 +32,7 @@ def position_layers(model: nn.Module) -> List[SelfAttention2d]:
 
 def gaussian(encoding: QuadraticEncoding) -> Blobs:
     """The Gaussians of equation (9). A precision below 1e-8 counts as 1e-8: a standard deviation of 10,000 pixels."""
-    precisions, axes = torch.linalg.eigh(precision_matrices(encoding.spreads.detach()).cpu().double())
+    precisions, axes = torch.linalg.eigh(encoding.precisions().detach().cpu().double())
     covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
     return Blobs(encoding.centers.detach().cpu().double(), covariances)
 

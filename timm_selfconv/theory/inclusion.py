@@ -4,7 +4,7 @@ The paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) says that att
 holds among its own attentions, for whole nets, borders included, because a softmax over the same scores is the same
 attention. The rungs, from below:
 
-- quadratic in general quadratic: the square root of the precision is ``S = spread I``;
+- quadratic in general quadratic: the square root of the precision is ``S = spread I``; on a line, rank 1;
 - quadratic in learned: on a grid a score is a function of the row offset plus one of the column offset, and tables of
   offsets hold any such function;
 - position in learned + content: the scores stand in the query's bias, query and key weights are zero;
@@ -27,7 +27,7 @@ from .pruning import block_attentions
 __all__ = ['include']
 
 RUNGS = (
-    'quadratic -> quadratic_gen', 'quadratic -> learned', 'position -> learned content + content_position',
+    'quadratic or line -> quadratic_gen', 'quadratic -> learned', 'position -> learned content + content_position',
     'position -> position and further terms', 'heads -> more heads')
 POSITION = frozenset({'position'})
 
@@ -35,8 +35,9 @@ POSITION = frozenset({'position'})
 def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
     """Encoding and terms of a layer, in the words that :class:`SelfAttention2d` takes."""
     encoding = attn.encoding
+    line = getattr(encoding, 'col_numbers', None) is not None
     names = {
-        QuadraticEncoding: 'quadratic_gen' if getattr(encoding, 'full', False) else 'quadratic',
+        QuadraticEncoding: 'line' if line else 'quadratic_gen' if getattr(encoding, 'full', False) else 'quadratic',
         LearnedEncoding: 'learned',
         AbsoluteEncoding: 'absolute' if getattr(encoding, 'learned', False) else 'sinusoid'}
     return names.get(type(encoding), 'none'), frozenset(attn.terms)
@@ -114,11 +115,14 @@ def include_position(source: nn.Module, target: nn.Module, heads: int) -> None:
     """
     if isinstance(target, LearnedEncoding):
         target.row_keys[:heads], target.col_keys[:heads] = fit_tables(source, target)
-    elif isinstance(target, QuadraticEncoding) and isinstance(source, QuadraticEncoding) and target.full >= source.full:
+    elif (isinstance(target, QuadraticEncoding) and isinstance(source, QuadraticEncoding) and target.full >= source.full
+            and target.col_numbers is None):
         target.centers[:heads] = source.centers.to(target.centers)
         spreads = source.spreads.to(target.spreads)
-        if target.full > source.full:
-            spreads = spreads[:, None, None] * torch.eye(2).to(spreads)
+        if target.spreads.dim() > spreads.dim():
+            line = source.col_numbers
+            root = torch.eye(2) if line is None else torch.tensor([[len(line), 0.], [1., 0.]])
+            spreads = spreads[:, None, None] * root.to(spreads)
         target.spreads[:heads] = spreads
     else:
         raise ValueError('no rung leads to its encoding')
@@ -150,15 +154,16 @@ def copy_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
     Raises:
         ValueError: If the target lacks a bias that the source has, or its tables are for another grid.
     """
-    given = {name: p for name, p in source.named_parameters() if not name.startswith(('value.', 'proj.'))}
-    filled = {name: p for name, p in target.named_parameters() if not name.startswith(('value.', 'proj.'))}
+    given, filled = (
+        {name: p for name, p in (*attn.named_parameters(), *attn.named_buffers())
+         if not name.startswith(('value.', 'proj.'))} for attn in (source, target))
     lacking = sorted(given.keys() - filled.keys())
     if lacking:
         raise ValueError(f'it has no {lacking[0]}')
     for name, parameter in filled.items():
         if name not in given:  # a bias
             parameter[:source.num_heads * source.dim] = 0.
-        elif name.endswith('table') and parameter.shape != given[name].shape:
+        elif name.endswith(('table', 'numbers')) and parameter.shape != given[name].shape:
             raise ValueError('its tables are for another grid (create it with the same img_size)')
         else:  # heads come first, and tables have none
             parameter[:len(given[name])] = given[name].to(parameter)

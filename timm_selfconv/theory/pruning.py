@@ -8,7 +8,6 @@ from timm.models._input import update_model_args
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.adapters import ATTENTION, plain_copy
-from timm_selfconv.layers.axis_scores import precision_matrices
 from timm_selfconv.models import SelfAttentionNet
 
 __all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'prune_heads']
@@ -46,7 +45,7 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
             raise ValueError(
                 f'model={type(model).__name__}: heads of layer {layer} have no precision to judge them by, as heads of '
                 'the quadratic and quadratic_gen encodings with the position term do; say which heads to prune')
-        eigenvalues[layer] = torch.linalg.eigvalsh(precision_matrices(encoding.spreads.detach().cpu().double()))
+        eigenvalues[layer] = torch.linalg.eigvalsh(encoding.precisions().detach().cpu().double())
     return eigenvalues
 
 

@@ -8,7 +8,7 @@ from typing import Iterator, List, Tuple
 
 import torch
 
-from ..axis_scores import around_nearest, finite, precision_matrices
+from ..axis_scores import around_nearest, finite
 
 __all__ = ['gaussian_windows']
 
@@ -39,7 +39,7 @@ def key_rows(precision: torch.Tensor, distance: torch.Tensor, g1: torch.Tensor, 
 
 def gaussian_windows(
         centers: torch.Tensor,
-        spreads: torch.Tensor,
+        precisions: torch.Tensor,
         height: int,
         width: int,
         first: int,
@@ -49,7 +49,7 @@ def gaussian_windows(
 
     Args:
         centers: Centre of each head, shape (heads, 2).
-        spreads: Square root of each precision, shape (heads, 2, 2).
+        precisions: Precision of each head, shape (heads, 2, 2).
         height: Rows H of the grid.
         width: Columns W of the grid.
         first: First row of queries.
@@ -58,7 +58,7 @@ def gaussian_windows(
     Yields:
         For each head the probabilities of key rows i to j, shape (Q W, (j - i) W), query before key, then i and j.
     """
-    precisions = finite(precision_matrices(spreads))
+    precisions = finite(precisions)
     a1, g1 = around_nearest(centers[:, 0], height)
     a2, g2 = around_nearest(centers[:, 1], width)
     a1, g1 = a1[:, first:last], g1[:, first:last]
