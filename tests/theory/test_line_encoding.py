@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
