@@ -8,9 +8,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import timm_selfconv
-from timm_selfconv.look.attention_maps import among_patches, footprint_weights, looks_at_content, \
-    position_gates, private_copy
+from timm_selfconv.look.attention_maps import footprint_weights, looks_at_content, position_gates, private_copy
 from timm_selfconv.look.explorer import describe_attention
+from timm_selfconv.look.transformers import LayerProbs
 from timm_selfconv.layers import SanAttention2d
 from timm_selfconv.theory.gaussians import position_blobs
 
@@ -240,15 +240,13 @@ def test_parts_are_of_gated_attention():
 
 def test_attention_to_prefix_tokens_is_left_out():
     probs = torch.tensor([[[[0.5, 0.25, 0.25], [0.6, 0.1, 0.3], [1., 0., 0.]]]])
-    maps = among_patches(probs, 1, (1, 2))
+    maps = LayerProbs(probs, (1, 2)).maps()
     torch.testing.assert_close(maps[0, 0, 0, 0, 0], torch.tensor([0.25, 0.75]))
     assert maps[0, 0, 0, 1].tolist() == [[0., 0.]]  # nothing is left, and nothing is no number
-    with pytest.raises(ValueError, match='needs one of all tokens for each, 1 and then 2 x 2 patches'):
-        among_patches(probs, 1, (2, 2))
+    assert LayerProbs(probs, (1, 2)).class_maps().tolist() == [[[[0.5, 0.5]]]]
 
 
 @pytest.mark.parametrize('name,message', [
-    ('swin_tiny_patch4_window7_224', 'WindowAttention cannot be read'),
     ('vit_dpwee_patch16_reg1_gap_256', 'DiffParallelScalingBlock cannot be read'),
     ('san_pairwise_hier_cifar', 'model=SAN: has no attention maps')])
 def test_what_cannot_be_read_is_refused(name, message):

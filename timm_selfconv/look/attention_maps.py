@@ -4,37 +4,40 @@ from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar, Union
 
 import torch
 import torch.nn as nn
-from timm.layers import Attention, AttentionRope
-from timm.models.convit import GPSA, MHSA
-from timm.models.eva import EvaAttention
-from timm.models.vision_transformer_relpos import RelPosAttention
 
-from timm_selfconv.layers import GatedAttention, SanAttention2d, SelfAttention2d, TokenAttention
+from timm_selfconv.layers import GatedAttention, SanAttention2d, SelfAttention2d
 from timm_selfconv.layers.axis_scores import at_least_float32
 from timm_selfconv.models import ResVit
+from .transformers import CLASS_ATTENTION, GATED_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, patch_grid, private_copy, \
+    read_probs
 
 __all__ = [
-    'attention_maps', 'footprint_weights', 'has_footprints', 'layer_names', 'looks_at_content', 'position_gates',
-    'private_copy',
+    'attention_maps', 'class_attention', 'footprint_weights', 'has_class_token', 'has_footprints', 'layer_names',
+    'looks_at_content', 'position_gates', 'private_copy',
 ]
 
 T = TypeVar('T')
 Kind = Union[Type[nn.Module], Tuple[Type[nn.Module], ...]]
-# attention of tokens: `attn_drop` is given the probabilities, shape (B, heads, N, N), unless `fused_attn` is on
-TOKEN_ATTENTION = (TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention, MHSA, GPSA, GatedAttention)
-# those that are a gated sum of content and position, of patches only: no prefix tokens have come yet
-GATED_ATTENTION = (GPSA, GatedAttention)
 PARTS = ('both', 'content', 'position')
 
 
+def attends(module: nn.Module) -> bool:
+    """Return True if a module looks like one of timm's attention layers, those that pool aside."""
+    name = type(module).__name__
+    return 'Pool' not in name and not isinstance(module, SanAttention2d) and not hasattr(module, 'num_classes') and (
+        any(hasattr(module, given) for given in ('attn_drop', 'qkv', 'key_dim'))
+        or hasattr(module, 'num_heads') and 'Att' in name)
+
+
 def attention_layers(model: nn.Module) -> List[Any]:
-    """The attention layers of a net that can be read, each once.
+    """The attention layers of a net that can be read, each once, but for those of the class token only.
 
     Raises:
         ValueError: If there are none, or others besides, as a list with gaps would mislead.
     """
-    layers = [m for m in model.modules() if isinstance(m, (SelfAttention2d, *TOKEN_ATTENTION))]
-    unread = sorted({type(m).__name__ for m in model.modules() if hasattr(m, 'attn_drop') and m not in layers})
+    layers = [m for m in model.modules() if isinstance(m, (SelfAttention2d, *TRANSFORMER_ATTENTION))]
+    read = {*layers, *(m for m in model.modules() if isinstance(m, CLASS_ATTENTION))}
+    unread = sorted({type(m).__name__ for m in model.modules() if m not in read and attends(m)})
     if unread:
         raise ValueError(f'model={type(model).__name__}: the attention maps of its {", ".join(unread)} cannot be read')
     if not layers:
@@ -52,6 +55,12 @@ def looks_at_content(model: nn.Module) -> bool:
     """
     return any(
         m.terms != ('position',) if isinstance(m, SelfAttention2d) else True for m in attention_layers(model))
+
+
+def has_class_token(model: nn.Module) -> bool:
+    """Return True if a transformer's first token stands for the whole image."""
+    return isinstance(model, ResVit) or bool(
+        getattr(model, 'has_class_token', getattr(model, 'cls_token', None) is not None))
 
 
 def position_gates(model: nn.Module) -> List[Optional[List[float]]]:
@@ -79,16 +88,6 @@ def layer_names(model: nn.Module, layers: int) -> List[str]:
     return [f'pass {i // len(blocks)}, block {i % len(blocks)}' for i in range(layers)]
 
 
-def private_copy(model: nn.Module) -> nn.Module:
-    """A net that shares a net's parameters and buffers and is in eval mode.
-
-    Modes, flags and hooks of its modules are its own: set there, other threads that run the net don't see them.
-    """
-    hooks = (hook for m in model.modules() for d in (m._forward_hooks, m._forward_pre_hooks) for hook in d.values())
-    memo = {id(shared): shared for shared in (*model.parameters(), *model.buffers(), *hooks)}
-    return copy.deepcopy(model, memo).eval()
-
-
 def look_into(model: nn.Module, kind: Kind, images: torch.Tensor, look: Callable[..., T]) -> List[T]:
     """Apply a function to each layer of a kind and to its inputs, in the order the layers run.
 
@@ -104,48 +103,41 @@ def look_into(model: nn.Module, kind: Kind, images: torch.Tensor, look: Callable
     return seen
 
 
-def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, Tuple[int, int]]:
-    """Number of a transformer's prefix tokens, and its rows and columns of patches.
-
-    Raises:
-        ValueError: If it does not say so.
-    """
-    if isinstance(model, ResVit):
-        return 1, model.grid_size
-    try:
-        return model.num_prefix_tokens, model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
-    except AttributeError as e:
-        raise ValueError(f'model={type(model).__name__}: does not say how its tokens lie on a grid ({e})') from e
-
-
-def among_patches(probs: torch.Tensor, prefix: int, grid: Tuple[int, int]) -> torch.Tensor:
-    """Attention of patches to patches, scaled to sum to 1: shape (B, heads, H, W, H, W), at least float32.
-
-    Probabilities are those of all tokens, shape (B, heads, N, N), query before key; ``prefix`` of them come before the
-    H x W patches of the grid.
-
-    Raises:
-        ValueError: If N is not prefix + H W.
-    """
-    if probs.shape[-2:] != (prefix + grid[0] * grid[1],) * 2:
-        raise ValueError(
-            f'attention maps of shape {list(probs.shape)}: needs one of all tokens for each, {prefix} and then '
-            f'{grid[0]} x {grid[1]} patches')
-    probs = probs[..., prefix:, prefix:].to(torch.promote_types(probs.dtype, torch.float32))
-    probs = probs / probs.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-    return probs.unflatten(-1, grid).unflatten(-3, grid)
-
-
-def part_maps(model: nn.Module, images: torch.Tensor, part: str) -> List[torch.Tensor]:
-    """One part of all gated attention, see :func:`attention_maps`."""
-    if not any(isinstance(layer, GATED_ATTENTION) for layer in attention_layers(model)):
+def read_layers(
+        model: nn.Module,
+        images: torch.Tensor,
+        look: Callable[[LayerProbs], T],
+        part: str = 'both',
+        besides: Tuple[Type[nn.Module], ...] = (),
+) -> List[T]:
+    """Apply a function to the probabilities of every layer of a transformer, or to one part of its gated attention."""
+    if part not in PARTS:
+        raise ValueError(f'part={part!r}: needs one of {PARTS}')
+    net = private_copy(model)
+    layers = attention_layers(net)
+    if part == 'both':
+        return read_probs(net, [*layers, *(m for m in net.modules() if isinstance(m, besides))], images, look)
+    if not any(isinstance(layer, GATED_ATTENTION) for layer in layers):
         raise ValueError(f"part={part!r}: needs a net with gated attention (ConViT), or part='both'")
-    _, grid = patch_grid(model, images)
+    grid = patch_grid(net, images)
 
-    def look(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def look_at_part(layer: nn.Module, x: torch.Tensor) -> T:
         content, position = GatedAttention(layer, grid).attention_parts(x)
-        return among_patches(content if part == 'content' else position.expand(len(x), -1, -1, -1), 0, grid)
-    return look_into(model, GATED_ATTENTION, images, look)
+        return look(LayerProbs(content if part == 'content' else position.expand(len(x), -1, -1, -1), grid))
+    return look_into(net, GATED_ATTENTION, images, look_at_part)
+
+
+def own_maps(model: nn.Module, part: str) -> bool:
+    """Return True if all maps that one asks for are those of :class:`SelfAttention2d`."""
+    return part == 'both' and all(isinstance(layer, SelfAttention2d) for layer in attention_layers(model))
+
+
+def layer_maps(layer: SelfAttention2d, *args: Optional[torch.Tensor]) -> torch.Tensor:
+    """The maps of a layer, from what enters it."""
+    dtype, device = at_least_float32(args[0]).dtype, args[0].device
+    # in float64, which some devices lack: a centre may be thousands of pixels away
+    x, *key = (x.cpu().double() for x in args if x is not None)
+    return copy.deepcopy(layer).cpu().double().attention_probs(x, *key).to(dtype).to(device)
 
 
 def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:
@@ -157,12 +149,12 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
 
     Of transformers these are the maps of patches only. Prefix tokens (class token, registers) are left out, as queries
     and as keys, and what is left is scaled to sum to 1: the softmax over patches only, without what a query gives to
-    the prefix tokens.
+    the prefix tokens. Windowed attention (Swin) has its windows at their places, shifted ones too, and 0 between them:
+    3 heads on 56 x 56 patches are 118 MB per image.
 
     Args:
-        model: Net with :class:`SelfAttention2d` layers, or a vision transformer: the zoo's ``resvit_*``, or timm's with
-            its attention for tokens (normalised queries and keys, rotary and relative positions included), or timm's
-            ConViT, fused or not.
+        model: Net with :class:`SelfAttention2d` layers, or a transformer: the zoo's ``resvit_*``, or one of timm's that
+            the table in this chapter's README says can be read.
         images: Images as the net takes them, shape (B, C, height, width).
         part: What to see of ConViT's gated attention: 'both' parts as their gates (:func:`position_gates`) sum them up,
             or the map of 'content' or of 'position' as it is before its gate, of gated layers only.
@@ -174,30 +166,44 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
     Raises:
         ValueError: If the model has no such layers, or others besides, or a part is asked of a net without gates.
     """
-    if part not in PARTS:
-        raise ValueError(f'part={part!r}: needs one of {PARTS}')
-    if part != 'both':
-        return part_maps(model, images, part)
+    if own_maps(model, part):
+        return look_into(model, SelfAttention2d, images, layer_maps)
+    return read_layers(model, images, LayerProbs.maps, part)
 
-    def probs(layer: SelfAttention2d, *args: Optional[torch.Tensor]) -> torch.Tensor:
-        # in float64, which some devices lack: a centre may be thousands of pixels away
-        x, *key = (x.cpu().double() for x in args if x is not None)
-        maps = copy.deepcopy(layer).cpu().double().attention_probs(x, *key)
-        return maps.to(at_least_float32(images).dtype).to(images.device)
 
-    if all(isinstance(layer, SelfAttention2d) for layer in attention_layers(model)):
-        return look_into(model, SelfAttention2d, images, probs)
-    net = private_copy(model)
-    prefix, grid = patch_grid(net, images)
-    maps: List[torch.Tensor] = []
-    for layer in attention_layers(net):
-        layer.fused_attn = False
-        before = 0 if isinstance(layer, GATED_ATTENTION) else prefix
-        layer.attn_drop.register_forward_pre_hook(
-            lambda _, args, before=before: maps.append(among_patches(args[0], before, grid)))
-    with torch.no_grad():
-        net(images)
-    return maps
+def look_at_windows(
+        model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T], part: str = 'both') -> List[T]:
+    """Apply a function to :func:`attention_maps` of every layer, each window by itself; one layer's are held at a time.
+
+    Windows that are padded, or that a cyclic shift put together of both ends of the grid, are left out. Attention whose
+    windows are no neighbourhoods (MaxViT's grids) stands on the whole grid, as all attention without windows does.
+
+    Args:
+        look: A function of maps of shape (B, windows, heads, h, w, h, w), of one window where a layer has none.
+    """
+    if own_maps(model, part):
+        return look_into(model, SelfAttention2d, images, lambda layer, *args: look(layer_maps(layer, *args)[:, None]))
+    return read_layers(model, images, lambda probs: look(probs.window_maps()), part)
+
+
+def class_attention(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
+    """Where the class token looks, in every layer that it is in, in eval mode.
+
+    Args:
+        model: Transformer with a class token that :func:`attention_maps` can read.
+        images: Images as the net takes them, shape (B, C, height, width).
+
+    Returns:
+        Its attention to patches, scaled to sum to 1, so without what it gives to itself and other prefix tokens: one
+        tensor per layer, in the order they run, shape (B, heads, H, W). Of CaiT the last layers only.
+
+    Raises:
+        ValueError: If the model has no class token, or its attention can't be read.
+    """
+    if not has_class_token(model):
+        raise ValueError(f'model={type(model).__name__}: has no class token')
+    maps = read_layers(model, images, LayerProbs.class_maps, besides=CLASS_ATTENTION)
+    return [m for m in maps if m is not None]
 
 
 def footprint_weights(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Reports on what the heads of a net do, and how convolutional its layers are."""
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import count
 from typing import List, Optional, Sequence, Tuple
 
 import torch
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from timm_selfconv import theory
 from timm_selfconv.data import preprocess
-from .attention_maps import attention_maps, looks_at_content, position_gates
+from .attention_maps import attention_layers, look_at_windows, looks_at_content, position_gates
 
 __all__ = ['HeadReport', 'LayerReport', 'format_heads', 'report_heads']
 
@@ -21,7 +21,7 @@ Tap = Tuple[int, int]
 
 @dataclass(frozen=True)
 class HeadReport:
-    """Statistics of one head, in pixels of the layer's grid, means over interior queries and over images.
+    """Statistics of one head, in pixels of the layer's grid, means over interior queries, windows and images.
 
     Attributes:
         head: Its number, from 0.
@@ -62,6 +62,8 @@ class LayerReport:
 
     Attributes:
         layer: Its number, from 0, in the order they run.
+        grid: Rows and columns that it was judged on: those of a window where it attends in windows.
+        windows: Number of windows that it was judged on, 1 for the whole grid.
         residual: Its distance from expressing every convolution, see :class:`timm_selfconv.theory.ConvResidual`.
         shared_residual: The same with one set of coefficients for all queries and images.
         overlap: How much of their attention two of its heads have in common, from 0 to 1; None for a single head.
@@ -69,6 +71,8 @@ class LayerReport:
         heads: Its heads.
     """
     layer: int
+    grid: Tuple[int, int]
+    windows: int
     residual: float
     shared_residual: float
     overlap: Optional[float]
@@ -83,22 +87,22 @@ def report_layer(
         by_position: bool = False,
         gates: Optional[Sequence[float]] = None,
 ) -> LayerReport:
-    """Report on a layer from its attention maps, shape (B, heads, H, W, H, W), made by position only or not."""
+    """Report on a layer from its attention maps, by position only or not: shape (B, windows, heads, H, W, H, W)."""
     def mean(values: torch.Tensor) -> List[float]:
-        return theory.interior(values, kernel_size).mean((0, -2, -1)).tolist()
+        return theory.interior(values, kernel_size).mean((0, 1, -2, -1)).tolist()
 
-    theory.interior(maps[0, 0, ..., 0, 0], kernel_size)  # refuses a kernel that does not fit before its taps are made
+    theory.interior(maps[0, 0, 0, ..., 0, 0], kernel_size)  # refuses a kernel that does not fit before its taps are made
     offsets: List[Tap] = [(i, j) for i, j in theory.tap_offsets(kernel_size).tolist()]
     acting = theory.acting_taps(maps, kernel_size).any(-1).tolist()
-    on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size).mean((0, -2, -1))
+    on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size).mean((0, 1, -2, -1))
     on_tap, nearest = (t.tolist() for t in on_taps.max(-1))
     rows, cols = (mean(c) for c in theory.center_of_mass(maps).unbind(-1))
     spread, distance = mean(theory.spread(maps)), mean(theory.mean_distance(maps))
     entropy, largest = mean(theory.entropy(maps)), mean(theory.largest_probability(maps))
     nothing = [None] * len(acting)
-    consistency = nothing if by_position else theory.translation_consistency(maps).mean(0).tolist()
+    consistency = nothing if by_position else theory.translation_consistency(maps).mean((0, 1)).tolist()
     constancy = nothing if by_position or len(maps) == 1 else mean(theory.overlap(maps, 0)[None])
-    left_right, up_down = (theory.mirror_symmetry(maps, dim).mean(0).tolist() for dim in (-1, -2))
+    left_right, up_down = (theory.mirror_symmetry(maps, dim).mean((0, 1)).tolist() for dim in (-1, -2))
     heads = [
         HeadReport(
             head, (rows[head], cols[head]), spread[head], distance[head], entropy[head], largest[head],
@@ -108,16 +112,20 @@ def report_layer(
     residual = theory.conv_residual(maps, kernel_size)
     taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})
     overlap = None if len(acting) == 1 else float(theory.interior(theory.overlap(maps), kernel_size).mean())
-    return LayerReport(layer, residual.layer, residual.shared, overlap, taps, heads)
+    return LayerReport(
+        layer, (maps.shape[-2], maps.shape[-1]), maps.shape[1], residual.layer, residual.shared, overlap, taps, heads)
 
 
 def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int, part: str = 'both') -> List[LayerReport]:
     """:func:`report_heads` for images as the net takes them, shape (B, C, height, width)."""
     by_position = part == 'position' or not looks_at_content(model)
-    maps = tqdm(attention_maps(model, images, part), desc='heads', unit='layer', leave=False, disable=None)
-    gates = [gate for gate in position_gates(model) if part == 'both' or gate is not None]
-    return [  # a layer that runs again and again has several maps, but no gates
-        report_layer(i, m, kernel_size, by_position, gate) for i, (m, gate) in enumerate(zip_longest(maps, gates))]
+    gates = iter([gate for gate in position_gates(model) if part == 'both' or gate is not None])
+    numbers = count()  # a layer that runs again and again has several maps, but no gates
+    with tqdm(total=len(attention_layers(model)), desc='heads', unit='layer', leave=False, disable=None) as bar:
+        def look(maps: torch.Tensor) -> LayerReport:
+            bar.update()
+            return report_layer(next(numbers), maps, kernel_size, by_position, next(gates, None))
+        return look_at_windows(model, images, look, part)
 
 
 def report_heads(
@@ -155,6 +163,10 @@ def tap_text(tap: Tap) -> str:
     return '({},{})'.format(*(f'{offset:+d}' if offset else '0' for offset in tap))
 
 
+def grid_text(layer: LayerReport) -> str:
+    return f'{f"{layer.windows} of " if layer.windows > 1 else ""}{layer.grid[0]} x {layer.grid[1]}'
+
+
 def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     """:func:`report_heads` for people."""
     names = ['gate', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'constancy', 'symmetry', 'on_tap']
@@ -171,18 +183,21 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
         disable_numparse=True,
         colalign=(*['right'] * (3 + len(names)), 'left'),
     )
+    grids = len({(layer.grid, layer.windows) for layer in layers}) > 1
     summary = tabulate(
         [(
-            layer.layer, f'{layer.residual:.3f}', f'{layer.shared_residual:.3f}',
+            layer.layer, *([grid_text(layer)] * grids), f'{layer.residual:.3f}', f'{layer.shared_residual:.3f}',
             f'{sum(head.distance for head in layer.heads) / len(layer.heads):.2f}',
             '' if layer.overlap is None else f'{layer.overlap:.2f}',
             f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
             ' '.join(tap_text(tap) for tap in layer.taps) or 'none',
         ) for layer in layers],
-        headers=('layer', 'residual', 'shared', 'distance', 'overlap', 'heads that are taps', 'distinct taps covered'),
+        headers=(
+            'layer', *(['grid'] * grids), 'residual', 'shared', 'distance', 'overlap', 'heads that are taps',
+            'distinct taps covered'),
         disable_numparse=True,
-        colalign=(*['right'] * 6, 'left'),
-        maxcolwidths=[None] * 6 + [40],
+        colalign=(*['right'] * (6 + grids), 'left'),
+        maxcolwidths=[None] * (6 + grids) + [40],
     )
     k = f'{kernel_size} x {kernel_size}'
     return f'{heads}\n\n{summary}\n\n' + (
@@ -193,4 +208,6 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
         'if every query gives that more than half. Residual: 0 if at each query the maps of the heads span all taps\n'
         f'of a {k} convolution, 1 if none; shared: the same with value matrices that all queries share. Overlap: what\n'
         'two heads have in common, 0 if they look at different pixels.' + (
-            ' Gate: what a head gives to position, the rest to content.' if 'gate' in names else ''))
+            ' Gate: what a head gives to position, the rest to content.' if 'gate' in names else '') + (
+            "\nA layer that attends in windows is judged in each: no tap crosses its border."
+            if any(layer.windows > 1 for layer in layers) else ''))

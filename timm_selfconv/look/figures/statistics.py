@@ -45,7 +45,7 @@ def baselines(grid: Grid, kernel_size: int, by_position: bool = False) -> Dict[s
     """
     uniform = torch.ones(1, *grid, *grid) / (grid[0] * grid[1])
     return {
-        name: [report_layer(0, maps[None], kernel_size, by_position)]
+        name: [report_layer(0, maps[None, None], kernel_size, by_position)]
         for name, maps in (('uniform maps', uniform), ('a convolution', convolution_maps(grid, kernel_size)))}
 
 

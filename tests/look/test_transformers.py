@@ -1,0 +1,256 @@
+"""Which of timm's transformers can be read, and that what is read is right: the chapter's table.
+
+``python tests/look/test_transformers.py`` writes it anew.
+"""
+import math
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.layers import to_2tuple
+from torch.overrides import TorchFunctionMode
+
+from timm_selfconv.look.attention_maps import attention_layers, attention_maps, class_attention, has_class_token, \
+    look_at_windows, read_layers
+from timm_selfconv.look.transformers import WINDOW_BLOCKS
+from timm_selfconv.models import zoo_names
+
+README = Path(__file__).resolve().parents[2] / 'timm_selfconv' / 'look' / 'README.md'
+VIT = dict(img_size=(48, 64), embed_dim=24, depth=1, num_heads=3)
+SWIN = dict(img_size=(48, 80), embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4)
+# a net of each kind, tiny: all whose attention differs
+READ = {
+    'beit_base_patch16_224': VIT,
+    'cait_xxs24_224': VIT,
+    'convit_tiny': dict(img_size=48, embed_dim=8, depth=2, local_up_to_layer=1),
+    'deepseek_vit_412m': dict(img_size=84, embed_dim=32, depth=1, num_heads=2),
+    'deit_tiny_distilled_patch16_224': VIT,
+    'eva02_tiny_patch14_224': dict(VIT, img_size=(42, 56)),
+    'vit_small_patch16_rope_mixed_224': VIT,
+    'fastvit_mci0': dict(layers=(1, 1, 1, 1), embed_dims=(16, 16, 16, 32)),
+    'gcvit_xxtiny': dict(img_size=(64, 96)),
+    'test_coatnet': {},
+    'test_maxvit': {},
+    'naflexvit_base_patch16_gap': VIT,
+    'qwen3_vit_88m_enc': dict(img_size=64, embed_dim=32, depth=1, num_heads=2),
+    'swin_tiny_patch4_window7_224': SWIN,
+    'swinv2_tiny_window8_256': SWIN,
+    'swinv2_cr_tiny_224': SWIN,
+    'visformer_tiny': dict(img_size=(64, 96), init_channels=16, embed_dim=48, depth=(1, 1, 1), num_heads=3),
+    'vit_tiny_patch16_224': VIT,
+    'vit_base_patch16_xp_224': VIT,
+    'vit_tiny_r_s16_p8_224': dict(VIT, img_size=64),
+    'test_vit_relpos': {},
+    'samvit_base_patch16_224': dict(
+        img_size=80, embed_dim=24, depth=2, num_heads=3, window_size=3, global_attn_indexes=(1,)),
+    'vitamin_small_224': dict(img_size=(32, 48), depth=1),
+}
+REFUSED = (
+    'botnet26t_256', 'halonet26t', 'lambda_resnet26t', 'coat_tiny', 'cpubone_nano', 'crossvit_tiny_240', 'csatv2',
+    'davit_tiny', 'edgenext_xx_small', 'efficientformer_l1', 'efficientformerv2_s0', 'efficientvit_b0',
+    'efficientvit_m0', 'gemma4_vit_167m', 'hiera_tiny_224', 'sam2_hiera_tiny', 'iformer_t', 'levit_128s',
+    'lowformer_b0', 'caformer_s18', 'mobilenetv4_hybrid_medium', 'mobilenetv5_base', 'mobilevit_xxs',
+    'mobilevitv2_050', 'mvitv2_tiny', 'nest_tiny', 'nextvit_small', 'pit_ti_224', 'pvt_v2_b0', 'shvit_s1',
+    'tiny_vit_5m_224', 'tnt_s_patch16_224', 'twins_svt_small', 'vit_dlittle_patch16_reg1_gap_256',
+    'vit_dpwee_patch16_reg1_gap_256', 'volo_d1_224', 'xcit_nano_12_p8_224')
+
+
+class Softmaxes(TorchFunctionMode):
+    """Keeps all that softmax returns, and what the fused kernel computes from queries and keys, in float64."""
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            query, key, *_ = (x.double() for x in args)
+            scores = query @ key.mT * kwargs.get('scale', 1 / math.sqrt(query.shape[-1]))
+            mask = kwargs.get('attn_mask')
+            self.seen.append((scores if mask is None else scores + mask).softmax(-1))
+        out = func(*args, **kwargs)
+        if func in (torch.Tensor.softmax, torch.nn.functional.softmax):
+            self.seen.append(out.double())
+        return out
+
+
+def tiny(name):
+    """A net whose maps are nowhere flat, and two images."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, **READ[name]).eval()
+    for parameter in model.parameters():  # some begin as 0, or as good as 0
+        torch.nn.init.normal_(parameter, std=0.3)
+    size = to_2tuple(READ[name].get('img_size', model.pretrained_cfg['input_size'][1:]))
+    return model, torch.randn(2, 3, *size)
+
+
+@pytest.mark.parametrize('name', [name for name in READ if name != 'convit_tiny'])  # its two are added up
+def test_what_is_read_is_what_softmax_gave(name):
+    """With the fused kernel on, where there is one."""
+    model, images = tiny(name)
+    with Softmaxes() as softmaxes, torch.no_grad():
+        model(images)
+    layers = read_layers(model, images, lambda probs: probs)
+    expected = iter(softmaxes.seen)
+    assert layers
+    for layer in layers:
+        probs = layer.probs.flatten()
+        theirs = next(p for p in expected if p.numel() == probs.numel() and p.shape[-2:] == layer.probs.shape[-2:])
+        torch.testing.assert_close(probs.double(), theirs.flatten(), rtol=1e-4, atol=1e-6)
+    assert max(float(layer.probs.std()) * layer.probs.shape[-1] for layer in layers) > 0.02  # of uniform maps 0
+    for maps in attention_maps(model, images):
+        torch.testing.assert_close(maps.sum((-2, -1)), torch.ones(maps.shape[:4]))
+
+
+@pytest.mark.parametrize('name', [
+    name for name, kwargs in READ.items() if kwargs.get('depth') == 1 and not name.startswith(('vit_tiny_r', 'vitamin'))])
+def test_tokens_lie_row_by_row(name):
+    """Of an image with one patch changed that patch's token has changed."""
+    model, images = tiny(name)
+    rows, cols = attention_maps(model, images)[0].shape[-2:]
+    seen, layer = [], attention_layers(model)[0]
+    layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    (height, width), (row, col) = images.shape[-2:], (rows - 1, 1)
+    changed = images.clone()
+    changed[..., row * height // rows:(row + 1) * height // rows, width // cols:2 * width // cols] += 1
+    with torch.no_grad():
+        model(images), model(changed)
+    moved = (seen[1] - seen[0]).flatten(1, -2).norm(dim=-1)[0]
+    assert int(moved[-rows * cols:].argmax()) == row * cols + col
+
+
+@pytest.mark.parametrize('name', [
+    'swin_tiny_patch4_window7_224', 'swinv2_tiny_window8_256', 'swinv2_cr_tiny_224', 'samvit_base_patch16_224',
+    'gcvit_xxtiny', 'test_maxvit'])
+def test_windows_lie_where_their_pixels_meet(name):
+    """A pixel that changes at a block's input changes those of its output whose maps it is in."""
+    model, images = (given.double() for given in tiny(name))
+    blocks, inputs = [m for m in model.modules() if isinstance(m, WINDOW_BLOCKS)], []
+    hooks = [block.register_forward_pre_hook(lambda _, args: inputs.append(args)) for block in blocks]
+    with torch.no_grad():
+        model(images[:1])
+        for hook in hooks:
+            hook.remove()
+        for maps, block, (x, *args) in zip(attention_maps(model, images[:1]), blocks, inputs, strict=True):
+            height, width = maps.shape[-2:]
+            for row, col in {(0, 0), (height // 2, width // 2), (height - 1, 1), (min(2, height - 1), width - 2)}:
+                changed = x.clone()
+                changed[0, row, col] += torch.randn(x.shape[-1])
+                moved = (block(changed, *args) - block(x, *args))[0].abs().amax(-1) > 1e-14
+                assert torch.equal(moved, maps[0, :, :, :, row, col].amax(0) > 1e-12)  # masks are exp(-100)
+
+
+def test_shifted_windows_look_where_their_biases_say():
+    """All heads that a table of biases sends one row down and two columns left look there, where it is in the window."""
+    model, images = tiny('swin_tiny_patch4_window7_224')
+    for layer in attention_layers(model):
+        torch.nn.init.zeros_(layer.qkv.weight)
+        torch.nn.init.zeros_(layer.relative_position_bias_table)
+        with torch.no_grad():
+            layer.relative_position_bias_table.view(7, 7, -1)[3 - 1, 3 + 2] = 50.  # query - key
+    plain, shifted, *_ = attention_maps(model, images)
+    for maps, shift in ((plain, 0), (shifted, 2)):
+        for row in range(11):
+            for col in range(2, 20):
+                together = all((i - shift) // 4 == (j - shift) // 4 for i, j in ((row, row + 1), (col, col - 2)))
+                assert (maps[0, :, row, col, row + 1, col - 2] > 0.99).all() == together
+    plain, shifted, *_ = look_at_windows(model, images, lambda maps: maps)
+    assert plain.shape == (2, 15, 2, 4, 4, 4, 4) and shifted.shape == (2, 8, 2, 4, 4, 4, 4)  # 2 x 4 are whole
+    assert (shifted[:, :, :, :3, 2:, 1:, :2].diagonal(0, 3, 5).diagonal(0, 3, 4) > 0.99).all()
+
+
+def test_windows_are_those_of_the_grid():
+    model, images = tiny('swin_tiny_patch4_window7_224')
+    whole, parts = attention_maps(model, images)[0], look_at_windows(model, images, lambda maps: maps)[0]
+    for number in range(15):
+        rows, cols = slice(number // 5 * 4, number // 5 * 4 + 4), slice(number % 5 * 4, number % 5 * 4 + 4)
+        assert torch.equal(parts[:, number], whole[:, :, rows, cols, rows, cols])
+
+
+def test_padding_is_left_out_and_what_is_left_sums_to_1():
+    """5 x 5 patches in windows of 3 x 3: only the first of four is whole."""
+    model, images = tiny('samvit_base_patch16_224')
+    whole, parts = attention_maps(model, images)[0], look_at_windows(model, images, lambda maps: maps)[0]
+    assert whole.shape == (2, 3, 5, 5, 5, 5) and parts.shape == (2, 1, 3, 3, 3, 3, 3)
+    torch.testing.assert_close(parts[:, 0], whole[:, :, :3, :3, :3, :3])
+    assert whole[:, :, 0, 0, 3:].abs().max() == 0 and whole[:, :, 4, 4, 3:, 3:].sum((-2, -1)).min() > 0.999
+
+
+@pytest.mark.parametrize('name,layers', [('vit_tiny_patch16_224', 1), ('cait_xxs24_224', 2), ('convit_tiny', 1)])
+def test_where_the_class_token_looks(name, layers):
+    model, images = tiny(name)
+    maps = class_attention(model, images)
+    assert len(maps) == layers
+    with Softmaxes() as softmaxes, torch.no_grad():
+        model(images)
+    for ours, probs in zip(maps, softmaxes.seen[-layers:]):
+        grid = ours.shape[-2:]
+        expected = probs[:, :, 0, 1:] / probs[:, :, 0, 1:].sum(-1, keepdim=True)
+        torch.testing.assert_close(ours.double(), expected.unflatten(-1, grid), rtol=1e-4, atol=1e-6)
+
+
+def test_nets_without_a_class_token_say_so():
+    for name in ('test_vit_relpos', 'swin_tiny_patch4_window7_224'):
+        with pytest.raises(ValueError, match='has no class token'):
+            class_attention(*tiny(name))
+
+
+def test_other_numbers_of_tokens_are_refused():
+    model, images = tiny('vit_tiny_patch16_224')
+    model.num_prefix_tokens = 2
+    with pytest.raises(ValueError, match='needs one of all tokens for each, and of 3 x 4 patches last'):
+        attention_maps(model, images)
+
+
+def refusal(name):
+    with torch.device('meta'):
+        model = timm.create_model(name)
+    with pytest.raises(ValueError, match=f'model={type(model).__name__}: ') as error:
+        attention_maps(model, torch.randn(1, *model.pretrained_cfg['input_size'], device='meta'))
+    return str(error.value).partition(': ')[2]
+
+
+def module(name):
+    return timm.models._registry._model_to_module[name]
+
+
+def table():
+    """Rows of the modules in timm: their attention, and how it is read."""
+    rows = {}
+    for name in READ:
+        model, images = tiny(name)
+        kinds = dict.fromkeys(f'`{type(layer).__name__}`' for layer in attention_layers(model))
+        layers = read_layers(model, images, lambda probs: probs)
+        how = ['in windows' if any(probs.places is not None for probs in layers) else 'patches']
+        how += ['class token'] * has_class_token(model)
+        rows[module(name), name] = ', '.join(kinds), ', '.join(how)
+    for name in REFUSED:
+        reason = refusal(name)
+        unread = reason.removeprefix('the attention maps of its ').removesuffix(' cannot be read')
+        named = unread != reason
+        rows[module(name), name] = (
+            ', '.join(f'`{kind}`' for kind in unread.split(', ')) if named else '', 'refused' if named else
+            'refused: ' + reason.partition(' (')[0])
+    lines = [f'| `{where}` | `{name}` | {kinds} | {how} |' for (where, name), (kinds, how) in sorted(rows.items())]
+    return '\n'.join(["| timm's module | tried with | attention | read |", '|---|---|---|---|', *lines]) + '\n'
+
+
+def test_the_table_is_what_the_code_reads():
+    assert table() in README.read_text()
+
+
+def test_the_table_has_all_modules_with_attention():
+    """Of timm's others the first net has none."""
+    known = {module(name) for name in (*READ, *REFUSED, *zoo_names())}
+    for where in sorted(set(timm.list_modules()) - known):
+        with torch.device('meta'):
+            model = timm.create_model(next(name for name in timm.list_models() if module(name) == where))
+        with pytest.raises(ValueError, match='has no attention maps'):
+            attention_layers(model)
+
+
+if __name__ == '__main__':
+    text, head = README.read_text(), "| timm's module |"
+    begin = text.index(head)
+    README.write_text(text[:begin] + table() + text[text.index('\n\n', begin) + 1:])

@@ -1,0 +1,210 @@
+"""Attention of transformers: which layers can be read, and where their tokens lie on the grid."""
+import copy
+from dataclasses import dataclass
+from typing import Any, Callable, List, Optional, Tuple, TypeVar
+
+import torch
+import torch.nn as nn
+from timm.layers import Attention, AttentionRope, to_2tuple
+from timm.models import beit, fastvit, gcvit, maxxvit, swin_transformer, swin_transformer_v2, swin_transformer_v2_cr, \
+    vision_transformer_sam, visformer
+from timm.models.cait import ClassAttn, TalkingHeadAttn
+from timm.models.convit import GPSA, MHSA
+from timm.models.eva import EvaAttention
+from timm.models.naflexvit import NaFlexVit
+from timm.models.vision_transformer import ParallelScalingBlock
+from timm.models.vision_transformer_relpos import RelPosAttention
+
+from timm_selfconv.layers import GatedAttention, TokenAttention
+from timm_selfconv.models import ResVit
+
+__all__ = [
+    'CLASS_ATTENTION', 'GATED_ATTENTION', 'TRANSFORMER_ATTENTION', 'LayerProbs', 'patch_grid', 'private_copy', 'read_probs',
+]
+
+T = TypeVar('T')
+# all of these give `attn_drop` their probabilities, shape (B, heads, N, N), unless `fused_attn` is on
+TOKENS = (
+    TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention, beit.Attention, MHSA, GPSA, GatedAttention,
+    ParallelScalingBlock, TalkingHeadAttn)
+CHANNELS_FIRST = (visformer.Attention, fastvit.Attention, maxxvit.Attention2d)
+CHANNELS_LAST = (maxxvit.AttentionCl, vision_transformer_sam.Attention)
+WINDOWS = (
+    swin_transformer.WindowAttention, swin_transformer_v2.WindowAttention,
+    swin_transformer_v2_cr.WindowMultiHeadAttention, gcvit.WindowAttentionGlobal)
+# those that part a grid into windows, and attend in each
+WINDOW_BLOCKS = (
+    swin_transformer.SwinTransformerBlock, swin_transformer_v2.SwinTransformerV2Block,
+    swin_transformer_v2_cr.SwinTransformerV2CrBlock, gcvit.GlobalContextVitBlock, vision_transformer_sam.Block,
+    maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d)
+TRANSFORMER_ATTENTION: Any = (*TOKENS, *CHANNELS_FIRST, *CHANNELS_LAST, *WINDOWS)
+# a gated sum of content and position
+GATED_ATTENTION = (GPSA, GatedAttention)
+# the class token's only
+CLASS_ATTENTION = (ClassAttn,)
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """A net that shares a net's parameters and buffers and is in eval mode.
+
+    Modes, flags and hooks of its modules are its own: set there, other threads that run the net don't see them.
+    """
+    hooks = (hook for m in model.modules() for d in (m._forward_hooks, m._forward_pre_hooks) for hook in d.values())
+    memo = {id(shared): shared for shared in (*model.parameters(), *model.buffers(), *hooks)}
+    return copy.deepcopy(model, memo).eval()
+
+
+def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, int]:
+    """Rows and columns of a transformer's patches.
+
+    Raises:
+        ValueError: If it does not say so.
+    """
+    if isinstance(model, ResVit):
+        return model.grid_size
+    embed = 'embeds' if isinstance(model, NaFlexVit) else 'patch_embed'
+    try:
+        return getattr(getattr(model, 'encoder', model), embed).dynamic_feat_size(tuple(images.shape[-2:]))
+    except AttributeError as e:
+        raise ValueError(f'model={type(model).__name__}: does not say how its tokens lie on a grid ({e})') from e
+
+
+def scaled(probs: torch.Tensor) -> torch.Tensor:
+    """Probabilities that sum to 1, at least float32, or nothing of nothing."""
+    probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
+    return probs / probs.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class LayerProbs:
+    """Attention probabilities of a layer, and where its tokens lie.
+
+    Attributes:
+        probs: Of all tokens, query before key, shape (B, heads, N, N), or (B windows, heads, N, N), or of the class
+            token only, shape (B, heads, 1, N).
+        grid: Rows H and columns W that the patches lie on; they come last, row by row.
+        places: Where a window's tokens lie, row * W + column, -1 for padding, shape (windows, N); None for no windows.
+        window: Rows and columns of a window.
+    """
+    probs: torch.Tensor
+    grid: Tuple[int, int]
+    places: Optional[torch.Tensor] = None
+    window: Tuple[int, int] = (1, 1)
+
+    def maps(self) -> torch.Tensor:
+        """Attention of patches to patches, scaled to sum to 1, zero beyond a window: shape (B, heads, H, W, H, W)."""
+        size = self.grid[0] * self.grid[1]
+        if self.places is None:
+            probs = scaled(self.probs[..., -size:, -size:])
+        else:
+            parts = self.probs.unflatten(0, (-1, len(self.places)))
+            probs = parts.new_zeros(len(parts), parts.shape[2], size, size, dtype=scaled(parts[:0]).dtype)
+            for part, place in zip(parts.unbind(1), self.places):
+                on, tokens = place[place >= 0], (place >= 0).nonzero()[:, 0]
+                probs[:, :, on[:, None], on] = scaled(part[:, :, tokens[:, None], tokens])
+        return probs.unflatten(-1, self.grid).unflatten(-3, self.grid)
+
+    def window_maps(self) -> torch.Tensor:
+        """Maps of windows that are on the grid as they are, shape (B, windows, heads, h, w, h, w).
+
+        Padded windows and those that a cyclic shift put together are left out. If there are no others, or no windows,
+        these are the maps on the whole grid, as if of one window.
+        """
+        if self.places is not None:
+            rows, cols = (torch.arange(n, device=self.places.device) for n in self.window)
+            whole = (self.places == self.places[:, :1] + (rows[:, None] * self.grid[1] + cols).flatten()).all(1)
+            if whole.any():
+                probs = scaled(self.probs.unflatten(0, (-1, len(whole)))[:, whole])
+                return probs.unflatten(-1, self.window).unflatten(-3, self.window)
+        return self.maps()[:, None]
+
+    def class_maps(self) -> Optional[torch.Tensor]:
+        """Attention of the class token, the first of all, to patches, scaled to sum to 1: shape (B, heads, H, W).
+
+        None if no tokens come before the patches.
+        """
+        size = self.grid[0] * self.grid[1]
+        if self.places is not None or self.probs.shape[-1] == size:
+            return None
+        return scaled(self.probs[..., 0, -size:]).unflatten(-1, self.grid)
+
+
+class StandIn(nn.Module):
+    """Keeps what would enter an attention layer, and hands it on."""
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.seen = x
+        return x
+
+
+def window_places(block: Any, x: torch.Tensor, *args: Any) -> Tuple[Tuple[int, int], torch.Tensor, Tuple[int, int]]:
+    """Let a block part a grid of coordinates as it parts what enters it, shifted and padded.
+
+    Args:
+        block: One of WINDOW_BLOCKS.
+        x: What enters it, shape (B, H, W, C), or (B, C, H, W).
+        args: What else does.
+
+    Returns:
+        Grid, places and window of :class:`LayerProbs`.
+    """
+    first = isinstance(block.attn, CHANNELS_FIRST)
+    height, width = grid = (x.shape[-2], x.shape[-1]) if first else (x.shape[1], x.shape[2])
+    coordinates = x.new_zeros(1, height, width, x.shape[1] if first else x.shape[3])
+    coordinates[..., 0] = torch.arange(1, height + 1, device=x.device)[:, None]  # 0 is left for padding
+    coordinates[..., 1] = torch.arange(1, width + 1, device=x.device)
+    probe = private_copy(block)
+    probe._forward_pre_hooks.clear()  # it may be called from one
+    probe.norm1, probe.attn = nn.Identity(), StandIn()
+    probe(coordinates.movedim(-1, 1) if first else coordinates, *args)
+    seen = probe.attn.seen.movedim(1, -1) if first else probe.attn.seen
+    rows, cols = seen[..., :2].flatten(1, -2).long().unbind(-1)
+    window = (seen.shape[1], seen.shape[2]) if seen.dim() == 4 else to_2tuple(block.window_size)
+    return grid, torch.where(rows > 0, (rows - 1) * width + cols - 1, -1), window
+
+
+def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Callable[[LayerProbs], T]) -> List[T]:
+    """Apply a function to the probabilities of each layer, in the order they run, and keep what it returns.
+
+    Args:
+        net: A private copy of a net; it gets hooks.
+        layers: Its attention layers.
+        images: Images as the net takes them, shape (B, C, height, width).
+        look: The function.
+
+    Raises:
+        ValueError: If the net does not say where its tokens lie.
+    """
+    seen: List[T] = []
+    context = {}
+
+    def enter_block(block: Any, args: Any) -> None:
+        context[block.attn] = window_places(block, *args)
+
+    def enter(layer: Any, args: Any) -> None:
+        x = args[0]
+        if x.dim() == 4 and layer not in context:
+            context[layer] = (x.shape[2:] if isinstance(layer, CHANNELS_FIRST) else x.shape[1:3]), None, (1, 1)
+
+    def leave(layer: Any, probs: torch.Tensor) -> None:
+        grid, places, window = context.pop(layer, None) or (patch_grid(net, images), None, (1, 1))
+        if probs.dim() == 3:  # SAM's, of all heads one after the other
+            probs = probs.unflatten(0, (-1, layer.num_heads))
+        tokens = grid[0] * grid[1]
+        if places is None and probs.shape[-1] not in (tokens, tokens + getattr(net, 'num_prefix_tokens', 1)):
+            raise ValueError(
+                f'attention maps of shape {list(probs.shape)}: needs one of all tokens for each, and of {grid[0]} x '
+                f'{grid[1]} patches last')
+        seen.append(look(LayerProbs(probs, (grid[0], grid[1]), places, window)))
+
+    for block in [m for m in net.modules() if isinstance(m, WINDOW_BLOCKS)]:
+        block.register_forward_pre_hook(enter_block)
+    for layer in layers:
+        layer.fused_attn = False
+        layer.register_forward_pre_hook(enter)
+        if isinstance(layer, TalkingHeadAttn):  # probabilities before heads are mixed: what follows is signed
+            layer.proj_w.register_forward_pre_hook(lambda _, args, layer=layer: leave(layer, args[0].movedim(-1, 1)))
+        else:
+            layer.attn_drop.register_forward_pre_hook(lambda _, args, layer=layer: leave(layer, args[0]))
+    with torch.no_grad():
+        net(images)
+    return seen
