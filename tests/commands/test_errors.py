@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import huggingface_hub
 import pytest
@@ -118,6 +119,7 @@ def test_what_is_broken_or_away_ends_in_one_line(command, message, broken, capsy
 @pytest.mark.parametrize('silent', [True, False])
 @pytest.mark.parametrize('command', [
     ['heads', 'hf-hub:nobody/nothing'],
+    ['heads', 'vit_tiny_patch16_224'],
     ['eval', 'sa_quadratic_tiny_cifar', '--data', 'hfds/nobody/nothing'],
     ['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/0.png', '--owner', 'nobody'],
 ], ids=' '.join)
@@ -143,6 +145,14 @@ def test_a_hub_that_does_not_answer_is_asked_once(command, silent, broken, capsy
         server.shutdown()
     err = capsys.readouterr().err
     assert error.value.code == 2 and 'does not answer' in err and err.count('\n') == 1 and len(asked) == 1
+
+
+def test_weights_that_cannot_be_had_are_no_need(capsys, monkeypatch):
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    monkeypatch.setattr('timm.models._builder.load_state_dict_from_hf', mock.Mock(side_effect=FileNotFoundError('no')))
+    with pytest.raises(SystemExit):
+        main(['heads', 'test_vit'])
+    assert "model='test_vit': cannot be loaded; --untrained takes it" in capsys.readouterr().err
 
 
 def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):

@@ -93,8 +93,9 @@ def test_demo_on_ones_own_picture(folder, capsys):
 
 def test_figures(little, folder, tmp_path, capsys):
     command = ['figures', little, '--out', str(tmp_path / 'out')]
-    main([*command, '--images', f'{folder}/test/3/0.png', '--query', '1', '3'])
-    names = ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-0', 'overlay-0', 'average-0']
+    main([*command, '--images', f'{folder}/test/3/0.png', '--query', '1', '3', '--versus', little])
+    names = ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'heads', 'attention-0', 'overlay-0',
+             'average-0']
     files = [str(tmp_path / 'out' / f'{name}.png') for name in names]
     assert capsys.readouterr().out.split() == files
     assert all(Image.open(file).width == 990 for file in files)  # 5.5 inches at 180 dots
@@ -162,6 +163,7 @@ def test_explore(checkpoint, folder, tmp_path, capsys):
 @pytest.mark.parametrize('model,picture,extra,message', [
     ('sa_quadratic_tiny_cifar', 'truncated.safetensors', [], 'needs a readable picture file'),
     ('resnet_tiny_cifar', 'data/test/3/0.png', [], 'has no attention maps'),
+    ('sa_quadratic_tiny_cifar', 'data/test/3/0.png', ['--part', 'content'], 'needs a net with gated attention'),
     ('sa_quadratic_tiny_cifar', 'data/test/3/0.png', ['--checkpoint', 'truncated.safetensors'], 'checkpoint='),
 ])
 def test_explore_that_fails_leaves_nothing(model, picture, extra, message, checkpoint, folder, tmp_path, capsys,

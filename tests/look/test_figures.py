@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import importlib
 import math
 import re
@@ -319,8 +320,18 @@ def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
         figures.draw_figures(net)
     images = torch.randn(9, 3, kwargs['img_size'], kwargs['img_size'])
     drawn = figures.draw_figures(net, images, ['cat'], query=(1, 2))
+    token = 'hier' not in name
     assert list(drawn) == [
-        'centers', 'attention', 'attention-7x7', 'average', 'statistics', 'attention-cat', 'overlay-cat', 'average-cat']
+        'centers', 'attention', 'attention-7x7', 'average', 'statistics', *['class'] * token,
+        'attention-cat', 'overlay-cat', 'average-cat', *['class-cat'] * token]
+    if token:
+        class_maps = maps_module.class_attention(net, images)
+        mean = torch.cat([m.mean(0) for m in class_maps])
+        for image, layer in zip(panels(drawn['class']), mean, strict=True):
+            np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+        over = panels(drawn['class-cat'])[2::2]  # each over a grey picture
+        for image, layer in zip(over, torch.cat([m[0] for m in class_maps]), strict=True):
+            np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
     all_maps = maps_module.attention_maps(net, images)
     for image, layer in zip(panels(drawn['attention']), torch.cat([m.mean(0)[:, 1, 2] for m in all_maps]), strict=True):
         np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
@@ -331,6 +342,47 @@ def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     np.testing.assert_allclose(picture, (images[0].permute(1, 2, 0) * std + mean).clamp(0, 1), rtol=1e-5)
     for image, layer in zip(single, torch.cat([m[0, :, 1, 2] for m in all_maps]), strict=True):
         np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+
+
+def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
+    torch.manual_seed(0)
+    sizes = dict(img_size=(48, 80), embed_dim=12, depths=(1, 2), num_heads=(2, 3), window_size=4)
+    net = timm.create_model('swin_tiny_patch4_window7_224', **sizes).eval()
+    images = torch.randn(1, 3, 48, 80)
+    drawn = figures.draw_figures(net, images, query=(5, 19), versus={'zoo': report_maps(net, images, 3)})
+    fine, coarse, last = maps_module.attention_maps(net, images)
+    expected = [*fine[0, :, 5, 19], *coarse[0, :, 2, 9], *last[0, :, 2, 9]]
+    for image, layer in zip(panels(drawn['attention']), expected, strict=True):
+        np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+    assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-20., 1.), *[(-10., 1.)] * 2]
+    assert drawn['statistics'].axes[0].lines[2].get_ydata()[0] == pytest.approx(1 - 1 / 16, abs=1e-5)  # uniform
+    with pytest.raises(ValueError, match=r'needs a row and a column on the grid of 12 x 20'):
+        figures.draw_figures(net, images, query=(5, 20))
+
+
+def test_a_net_stands_beside_others():
+    layers = report_maps(quadratic_net(), torch.zeros(1, 3, 32, 32), 3)
+    tap = [dataclasses.replace(head, acts_as_tap=True) for head in layers[0].heads]
+    other = [dataclasses.replace(layers[0], heads=tap)]
+    axes = np.array(figures.figure_heads({'one': layers, 'the other': other}, 3).axes).reshape(4, 2)
+    assert [ax.get_title() for ax in axes[0]] == ['one', 'the other']
+    for ax, (_, statistic) in zip(axes[:3, 0], figures.statistics.COMPARED):
+        drawn = [line.get_ydata()[0] for line in ax.lines]
+        assert drawn == [statistic(head) for layer in layers for head in layer.heads]
+    assert list(axes[3, 0].lines[0].get_ydata()) == [layer.residual for layer in layers]
+    assert [[text.get_text() for text in ax.texts] for ax in axes[2]] == [[], ['2']]
+
+
+def test_parts_of_gated_attention():
+    torch.manual_seed(0)
+    net = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=2, local_up_to_layer=1).eval()
+    drawn = figures.draw_figures(net, part='position')  # for which no images are needed
+    expected, = maps_module.attention_maps(net, torch.zeros(1, 3, 48, 48), 'position')
+    for image, layer in zip(panels(drawn['attention']), expected[0, :, 1, 1], strict=True):
+        np.testing.assert_allclose(image, layer)
+    assert 'class' not in drawn
+    attention = explorer.describe_attention(net, torch.randn(2, 3, 48, 48), 'position')
+    assert attention['heads'] == [4] and attention['grid'] == (3, 3)
 
 
 def test_vector_attention_gets_footprints():

@@ -104,7 +104,8 @@ def test_what_is_read_is_what_softmax_gave(name):
 
 
 @pytest.mark.parametrize('name', [
-    name for name, kwargs in READ.items() if kwargs.get('depth') == 1 and not name.startswith(('vit_tiny_r', 'vitamin'))])
+    name for name, kwargs in READ.items()
+    if kwargs.get('depth') == 1 and not name.startswith(('vit_tiny_r', 'vitamin'))])  # convolutions come first
 def test_tokens_lie_row_by_row(name):
     """Of an image with one patch changed that patch's token has changed."""
     model, images = tiny(name)
@@ -142,7 +143,7 @@ def test_windows_lie_where_their_pixels_meet(name):
 
 
 def test_shifted_windows_look_where_their_biases_say():
-    """All heads that a table of biases sends one row down and two columns left look there, where it is in the window."""
+    """Heads that a table of biases sends one row down and two columns left look there, if it is in the window."""
     model, images = tiny('swin_tiny_patch4_window7_224')
     for layer in attention_layers(model):
         torch.nn.init.zeros_(layer.qkv.weight)

@@ -98,14 +98,16 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
     """
     import timm
     import torch
-    import timm_selfconv.models  # noqa: F401  registers the nets
+    from timm_selfconv.models import zoo_names  # registers the nets, too
     from timm_selfconv.weights.loading import require_hub
     from timm_selfconv.weights.saving import load_shards
 
     if untrained:
         torch.manual_seed(seed)
     try:
-        if name.startswith(('hf-hub:', 'hf_hub:')):
+        own = name.partition('.')[0] in zoo_names() or ':' in name
+        config = None if own or checkpoint or untrained else timm.get_pretrained_cfg(name)
+        if name.startswith(('hf-hub:', 'hf_hub:')) or (config and config.hf_hub_id):
             require_hub()
         if checkpoint and Path(checkpoint).is_dir():
             model = timm.create_model(name)
@@ -115,8 +117,9 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
             model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
     except Exception as e:  # a file that is broken raises anything, a pickle above all
         if checkpoint is None and ':' not in name:  # its own weights, or none: anything but this is a bug
-            if isinstance(e, RuntimeError):
-                raise ValueError(str(e)) from e
+            if isinstance(e, (RuntimeError, OSError)):
+                raise ValueError(
+                    f'model={name!r}: cannot be loaded; --untrained takes it as it is before training ({e})') from e
             raise
         source = f'model={name!r}' if checkpoint is None else f'checkpoint={checkpoint!r}'
         run = Path(checkpoint or '').parent

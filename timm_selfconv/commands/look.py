@@ -117,13 +117,17 @@ def run_demo(args: Namespace) -> None:
     print(f'\nWhere every pixel of these pictures looks:\n{command}')
 
 
+def add_part(parser: ArgumentParser) -> None:
+    parser.add_argument('--part', choices=['both', 'content', 'position'], default='both', help=(
+        "what to see of ConViT's gated attention (default: both)"))
+
+
 def add_heads(parser: ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument('--images', nargs='+', type=picture, default=[], metavar='IMAGE', help=(
         'pictures to average over; needed by nets that look at content'))
     parser.add_argument('--kernel-size', type=natural, default=3, help='side of the convolutions (default: 3)')
-    parser.add_argument('--part', choices=['both', 'content', 'position'], default='both', help=(
-        "what to see of ConViT's gated attention (default: both)"))
+    add_part(parser)
     parser.add_argument('--json', action='store_true', help='for machines')
 
 
@@ -151,7 +155,10 @@ def add_figures(parser: ArgumentParser) -> None:
     over.add_argument('--data', help='average over a dataset instead, a folder or name as for eval')
     parser.add_argument('--count', type=natural, default=100, help='how many images of the dataset (default: 100)')
     parser.add_argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
-        "query, in pixels of the layers' grid (default: the middle)"))
+        "query, in pixels of the first layer's grid (default: the middle)"))
+    add_part(parser)
+    parser.add_argument('--versus', type=model_name, metavar='MODEL', help=(
+        'draw its heads beside those of another net, which has its own weights'))
     parser.add_argument('--run', metavar='RUN', help=(
         'draw where the heads looked over training too: a net whose history ships, or the folder of a run (of timm\'s '
         'train.py, at the checkpoints that it kept)'))
@@ -164,6 +171,7 @@ def run_figures(args: Namespace) -> None:
         raise ValueError(f"output='{args.output}': becomes a folder of files; name it, and their kind by --format")
     from timm_selfconv.look import figures
     from timm_selfconv.data import open_images, preprocess, sample_pictures
+    from timm_selfconv.look.heads import report_heads
     from timm_selfconv.weights import net_caption
 
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
@@ -173,7 +181,12 @@ def run_figures(args: Namespace) -> None:
     images = preprocess(model, pictures) if pictures else None
     query = None if args.query is None else tuple(args.query)
     net = f'{args.model}: {net_caption(args.model, args.checkpoint, args.untrained)}'
-    drawn = figures.draw_figures(model, images, [image.stem for image in args.images], query, net, args.run)
+    versus = {}
+    if args.versus:
+        layers = report_heads(create_model(args.versus), pictures[:figures.REPORTED])
+        versus = {f'{args.versus}: {net_caption(args.versus)}': layers}
+    drawn = figures.draw_figures(
+        model, images, [image.stem for image in args.images], query, net, args.run, args.part, versus)
     for file in figures.save_figures(drawn, args.output, args.format):
         print(file)
 
@@ -202,6 +215,7 @@ def add_explore(parser: ArgumentParser) -> None:
     parser.add_argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture')
     parser.add_argument('--versus', action='append', type=model_name, default=[], metavar='MODEL', help=(
         'another net beside it; may be given again'))
+    add_part(parser)
     parser.add_argument('--checkpoint', action='append', type=checkpoint, default=[], metavar='FILE', help=(
         'weights of your own; given again, those of each --versus in turn'))
     parser.add_argument('--untrained', action='store_true', help='nets without --checkpoint as before training')
@@ -231,6 +245,6 @@ def run_explore(args: Namespace) -> None:
         dict(zip(distinct_names([image.name for image in args.images]), pictures)),
         args.labels, [net_caption(*source) for source in sources],
         [Path(checkpoint).parent if checkpoint else None if args.untrained else name
-         for name, checkpoint, _ in sources]).encode()
+         for name, checkpoint, _ in sources], args.part).encode()
     write_new(args.output, page)
     print(f'{args.output}: {len(page) / 1e6:.1f} MB, open it in a browser')

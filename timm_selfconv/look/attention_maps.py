@@ -8,8 +8,8 @@ import torch.nn as nn
 from timm_selfconv.layers import GatedAttention, SanAttention2d, SelfAttention2d
 from timm_selfconv.layers.axis_scores import at_least_float32
 from timm_selfconv.models import ResVit
-from .transformers import CLASS_ATTENTION, GATED_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, patch_grid, private_copy, \
-    read_probs
+from .transformers import CLASS_ATTENTION, GATED_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, patch_grid, \
+    private_copy, read_probs
 
 __all__ = [
     'attention_maps', 'class_attention', 'footprint_weights', 'has_class_token', 'has_footprints', 'layer_names',
@@ -26,7 +26,7 @@ def attends(module: nn.Module) -> bool:
     name = type(module).__name__
     return 'Pool' not in name and not isinstance(module, SanAttention2d) and not hasattr(module, 'num_classes') and (
         any(hasattr(module, given) for given in ('attn_drop', 'qkv', 'key_dim'))
-        or hasattr(module, 'num_heads') and 'Att' in name)
+        or (hasattr(module, 'num_heads') and 'Att' in name))
 
 
 def attention_layers(model: nn.Module) -> List[Any]:
@@ -132,12 +132,11 @@ def own_maps(model: nn.Module, part: str) -> bool:
     return part == 'both' and all(isinstance(layer, SelfAttention2d) for layer in attention_layers(model))
 
 
-def layer_maps(layer: SelfAttention2d, *args: Optional[torch.Tensor]) -> torch.Tensor:
+def layer_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
     """The maps of a layer, from what enters it."""
-    dtype, device = at_least_float32(args[0]).dtype, args[0].device
     # in float64, which some devices lack: a centre may be thousands of pixels away
-    x, *key = (x.cpu().double() for x in args if x is not None)
-    return copy.deepcopy(layer).cpu().double().attention_probs(x, *key).to(dtype).to(device)
+    args = (given.cpu().double() for given in (x, key) if given is not None)
+    return copy.deepcopy(layer).cpu().double().attention_probs(*args).to(at_least_float32(x).dtype).to(x.device)
 
 
 def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:

@@ -99,7 +99,7 @@ def check_entries(entries: int) -> None:
             f'to {MAX_ENTRIES:,}; name fewer images or take smaller ones')
 
 
-def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
+def describe_attention(model: nn.Module, batch: torch.Tensor, part: str = 'both') -> Dict[str, Any]:
     """Grid, heads of each layer and packed attention of a net, for a batch of images as it takes them.
 
     Raises:
@@ -116,14 +116,14 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
         check_entries(3 * len(x) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
         return grid, term_maps(layer, x, key)
 
-    if not looks_at_content(model):
+    if part == 'both' and not looks_at_content(model):
         grids, parts = zip(*look_into(model, SelfAttention2d, batch[:1], tables))
         packed = {name: pack(torch.cat(heads)) for name, *heads in zip(('rows', 'cols', 'cross'), *parts)}
         return dict(grid=grids[0], heads=[len(rows) for rows, *_ in parts], tables=packed)
-    if all(isinstance(m, SelfAttention2d) and m.key is not None and m.relative for m in layers):
+    if part == 'both' and all(isinstance(m, SelfAttention2d) and m.key is not None and m.relative for m in layers):
         grids, maps = zip(*look_into(model, SelfAttention2d, batch, maps_of))
     else:
-        seen = attention_maps(model, batch)
+        seen = attention_maps(model, batch, part)
         check_entries(sum(m.numel() for m in seen))
         grids, maps = zip(*(((m.shape[2], m.shape[3]), m.flatten(4).flatten(2, 3)[None]) for m in seen))
     if len(set(grids)) > 1:
@@ -187,10 +187,12 @@ def describe_net(
         labels: Sequence[str],
         caption: str,
         run: Optional[Union[str, Path]],
+        part: str,
 ) -> Dict[str, Any]:
     """Data of a net for the page: name, pictures, predictions, attention, film."""
     batch = preprocess(model, images)
-    attention = (describe_footprints if has_footprints(model) else describe_attention)(model, batch)
+    vector = part == 'both' and has_footprints(model)
+    attention = describe_footprints(model, batch) if vector else describe_attention(model, batch, part)
     history = None if run is None else find_history(run)
     return dict(
         name=name,
@@ -210,6 +212,7 @@ def explorer_page(
         labels: Sequence[str] = (),
         captions: Sequence[str] = (),
         runs: Sequence[Optional[Union[str, Path]]] = (),
+        part: str = 'both',
 ) -> str:
     """The explorer of nets and pictures, as a single page that works offline.
 
@@ -220,6 +223,7 @@ def explorer_page(
         labels: True class of each picture, if known.
         captions: A line on each net, such as where its weights are from.
         runs: Folder of each net's run, or a net whose history may ship, for a film of its training; None for none.
+        part: What to see of ConViT's gated attention, see :func:`attention_maps`.
 
     Returns:
         HTML.
@@ -236,7 +240,7 @@ def explorer_page(
             raise ValueError(f'{argument}={list(given)}: needs none, or one for each of {list(needed)}')
     named = tqdm(models.items(), unit='net', leave=False, disable=None)
     nets = [
-        describe_net(name, model, list(images.values()), labels, caption, run)
+        describe_net(name, model, list(images.values()), labels, caption, run, part)
         for (name, model), caption, run in zip(named, captions or [''] * len(models), runs or [None] * len(models))]
     # inside a script element only "<" can end it
     data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')

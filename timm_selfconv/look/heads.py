@@ -91,7 +91,7 @@ def report_layer(
     def mean(values: torch.Tensor) -> List[float]:
         return theory.interior(values, kernel_size).mean((0, 1, -2, -1)).tolist()
 
-    theory.interior(maps[0, 0, 0, ..., 0, 0], kernel_size)  # refuses a kernel that does not fit before its taps are made
+    theory.interior(maps[0, 0, 0, ..., 0, 0], kernel_size)  # refuses a kernel that does not fit, before it has taps
     offsets: List[Tap] = [(i, j) for i, j in theory.tap_offsets(kernel_size).tolist()]
     acting = theory.acting_taps(maps, kernel_size).any(-1).tolist()
     on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size).mean((0, 1, -2, -1))
@@ -163,10 +163,6 @@ def tap_text(tap: Tap) -> str:
     return '({},{})'.format(*(f'{offset:+d}' if offset else '0' for offset in tap))
 
 
-def grid_text(layer: LayerReport) -> str:
-    return f'{f"{layer.windows} of " if layer.windows > 1 else ""}{layer.grid[0]} x {layer.grid[1]}'
-
-
 def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     """:func:`report_heads` for people."""
     names = ['gate', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'constancy', 'symmetry', 'on_tap']
@@ -186,14 +182,15 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     grids = len({(layer.grid, layer.windows) for layer in layers}) > 1
     summary = tabulate(
         [(
-            layer.layer, *([grid_text(layer)] * grids), f'{layer.residual:.3f}', f'{layer.shared_residual:.3f}',
+            layer.layer, *(['{2} of {0} x {1}'.format(*layer.grid, layer.windows)] * grids),
+            f'{layer.residual:.3f}', f'{layer.shared_residual:.3f}',
             f'{sum(head.distance for head in layer.heads) / len(layer.heads):.2f}',
             '' if layer.overlap is None else f'{layer.overlap:.2f}',
             f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
             ' '.join(tap_text(tap) for tap in layer.taps) or 'none',
         ) for layer in layers],
         headers=(
-            'layer', *(['grid'] * grids), 'residual', 'shared', 'distance', 'overlap', 'heads that are taps',
+            'layer', *(['windows'] * grids), 'residual', 'shared', 'distance', 'overlap', 'heads that are taps',
             'distinct taps covered'),
         disable_numparse=True,
         colalign=(*['right'] * (6 + grids), 'left'),

@@ -1,7 +1,7 @@
 """Attention of transformers: which layers can be read, and where their tokens lie on the grid."""
 import copy
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 import torch
 import torch.nn as nn
@@ -19,7 +19,8 @@ from timm_selfconv.layers import GatedAttention, TokenAttention
 from timm_selfconv.models import ResVit
 
 __all__ = [
-    'CLASS_ATTENTION', 'GATED_ATTENTION', 'TRANSFORMER_ATTENTION', 'LayerProbs', 'patch_grid', 'private_copy', 'read_probs',
+    'CLASS_ATTENTION', 'GATED_ATTENTION', 'TRANSFORMER_ATTENTION', 'LayerProbs', 'patch_grid', 'private_copy',
+    'read_probs',
 ]
 
 T = TypeVar('T')
@@ -175,7 +176,7 @@ def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Ca
         ValueError: If the net does not say where its tokens lie.
     """
     seen: List[T] = []
-    context = {}
+    context: Dict[Any, Any] = {}  # of a layer: its grid, places and window
 
     def enter_block(block: Any, args: Any) -> None:
         context[block.attn] = window_places(block, *args)

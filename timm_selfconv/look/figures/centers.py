@@ -19,7 +19,7 @@ from timm.models import clean_state_dict
 
 from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
-from .maps import Grid, check_query
+from .maps import Grid, check_query, queries_of
 from .style import TEXT_WIDTH, draw_head, head_style, styled, titled_figure
 
 __all__ = [
@@ -207,12 +207,12 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> N
             ax, col - query[1] + 0.28 * math.cos(turn), row - query[0] + 0.28 * math.sin(turn), head, markersize=2.5)
 
 
-def layer_panels(layers: int, title: str, small: str, net: str) -> Tuple[Figure, List[Axes]]:
-    """A figure with a panel for every layer, three side by side."""
+def layer_panels(layers: int, title: str, small: str, net: str, share: bool = True) -> Tuple[Figure, List[Axes]]:
+    """A figure with a panel for every layer, three side by side, which share their axes where all have one grid."""
     columns = min(3, layers)
     rows = math.ceil(layers / columns)
     figure = titled_figure(rows * TEXT_WIDTH / 3 * 0.97 + 0.2, title, small, net)
-    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share).flat)
     for ax in axes[layers:]:
         ax.remove()
     for number, ax in enumerate(axes[:layers]):
@@ -259,15 +259,15 @@ def figure_regions(
     Raises:
         ValueError: If the query is not on the grid.
     """
-    grid = (maps[0].shape[-2], maps[0].shape[-1])
-    i, j = check_query(query, grid)
+    queries = queries_of(maps, query)
+    i, j = queries[0]
     figure, axes = layer_panels(
         len(maps), f'Where the heads look from row {i}, column {j}',
         f'{small}line: around the fewest pixels that hold half of the attention; numbered dot: a head, in its largest '
-        f'pixel; {KEY}', net)
-    for ax, layer in zip(axes, maps):
-        draw_grid(ax, grid, (i, j), 0.5)
-        draw_regions(ax, layer[:, i, j], (i, j))
+        f'pixel; {KEY}', net, len({m.shape[-2:] for m in maps}) == 1)
+    for ax, layer, own in zip(axes, maps, queries):
+        draw_grid(ax, (layer.shape[-2], layer.shape[-1]), own, 0.5)
+        draw_regions(ax, layer[:, own[0], own[1]], own)
     return figure
 
 

@@ -1,6 +1,6 @@
 """All the figures that apply to a net."""
 import copy
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -9,14 +9,14 @@ from timm.models._input import get_model_input_config
 from tqdm import tqdm
 
 from timm_selfconv.data import to_picture
-from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, has_footprints, layer_names, \
-    looks_at_content
-from timm_selfconv.look.heads import report_maps
+from timm_selfconv.look.attention_maps import attention_maps, class_attention, footprint_weights, has_class_token, \
+    has_footprints, layer_names, looks_at_content
+from timm_selfconv.look.heads import LayerReport, report_maps
 from timm_selfconv.theory import encoding_blobs
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
-from .maps import check_query, figure_average, figure_query
-from .statistics import baselines, figure_statistics
+from .maps import check_query, figure_average, figure_class, figure_query
+from .statistics import baselines, figure_heads, figure_statistics
 
 __all__ = ['draw_figures', 'mean_maps']
 
@@ -35,9 +35,9 @@ def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Te
     return [layer / len(images) for layer in total]
 
 
-def mean_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
+def mean_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:
     """Attention maps of each layer, mean over images: shape (heads, H, W, H, W) each."""
-    return mean_over(images, lambda batch: attention_maps(model, batch))
+    return mean_over(images, lambda batch: attention_maps(model, batch, part))
 
 
 def mean_footprints(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
@@ -68,6 +68,8 @@ def draw_figures(
         query: Optional[Tuple[int, int]] = None,
         net: str = '',
         run: Optional[str] = None,
+        part: str = 'both',
+        versus: Mapping[str, Sequence[LayerReport]] = {},
 ) -> Dict[str, Figure]:
     """Draw what applies to a net.
 
@@ -76,14 +78,16 @@ def draw_figures(
         images: Images as the net takes them, shape (B, C, height, width), for means over them. A net that attends by
             position only needs none.
         names: Names of the first images, which get figures of their own.
-        query: Row and column of the query, in pixels of the layers' grid; the middle by default.
+        query: Row and column of the query, in pixels of the first layer's grid; the middle by default.
         net: Name, weights and accuracy of the net, for the titles.
         run: A run, or a net whose history ships, see :func:`training_blobs`.
+        part: What to see of ConViT's gated attention, see :func:`attention_maps`.
+        versus: Reports on other nets' heads, see :func:`figure_heads`.
 
     Returns:
         Figures by name: 'centers', 'attention', 'attention-7x7', 'average' and 'statistics'; for every named image,
-        'attention-NAME', 'overlay-NAME' and 'average-NAME'; of a run 'training'; of vector attention 'footprints'
-        alone.
+        'attention-NAME', 'overlay-NAME' and 'average-NAME'; of a class token 'class' and 'class-NAME'; beside other
+        nets 'heads'; of a run 'training'; of vector attention 'footprints' alone.
 
     Raises:
         ValueError: If the net has no attention that can be read, looks at content and there are no images, the query is
@@ -92,7 +96,7 @@ def draw_figures(
     if len({*names, f'{WINDOW}x{WINDOW}'}) <= len(names):
         raise ValueError(f'names={list(names)}: needs a name of its own for each image, none of them {WINDOW}x{WINDOW}')
     vector = has_footprints(model)
-    content = vector or looks_at_content(model)
+    content = vector or (looks_at_content(model) and part != 'position')
     if images is None:
         if content:
             raise ValueError('images: this net looks at content, so its attention depends on the pictures; name some')
@@ -104,30 +108,39 @@ def draw_figures(
 
     history = None if run is None else training_blobs(model, run)
     seen = images if content else images[:1]  # one map serves all images
-    maps = mean_maps(model, seen)
+    maps = mean_maps(model, seen, part)
     grid = (maps[0].shape[-2], maps[0].shape[-1])
     query = check_query(query, grid)
     note = over_images(len(seen))
     blobs = encoding_blobs(model)
     seen = seen[:REPORTED]
-    against = baselines(grid, KERNEL_SIZE, by_position=not content)
+    layers = report_maps(model, seen, KERNEL_SIZE, part)
+    by_grid = {own: baselines(own, KERNEL_SIZE, by_position=not content) for own in {layer.grid for layer in layers}}
+    against = {name: [by_grid[layer.grid][name][0] for layer in layers] for name in by_grid[layers[0].grid]}
     untrained = untrained_copy(model)
     if untrained is not None:
-        against['the same net untrained'] = report_maps(untrained, seen, KERNEL_SIZE)
+        against['the same net untrained'] = report_maps(untrained, seen, KERNEL_SIZE, part)
     figures = {
         'centers': figure_regions(maps, query, note, net) if blobs is None else figure_centers(blobs, grid, net),
         'attention': figure_query(maps, query, small=note, net=net),
         f'attention-{WINDOW}x{WINDOW}': figure_query(maps, query, WINDOW, note, net=net),
         'average': figure_average(maps, note, net=net),
-        'statistics': figure_statistics(
-            report_maps(model, seen, KERNEL_SIZE), KERNEL_SIZE, over_images(len(seen)), against, net),
+        'statistics': figure_statistics(layers, KERNEL_SIZE, over_images(len(seen)), against, net),
     }
+    if versus:
+        figures['heads'] = figure_heads({net: layers, **versus}, KERNEL_SIZE, over_images(len(seen)))
+    token = has_class_token(model) and part == 'both'
+    if token:
+        figures['class'] = figure_class(mean_over(images, lambda batch: class_attention(model, batch)), note, net=net)
     for name, image in tqdm(list(zip(names, images)), desc='pictures', leave=False, disable=None):
-        single = [m[0] for m in attention_maps(model, image[None])]
+        single = [m[0] for m in attention_maps(model, image[None], part)]
         picture = to_picture(model, image)
         figures[f'attention-{name}'] = figure_query(single, query, picture=picture, net=net)
         figures[f'overlay-{name}'] = figure_query(single, query, picture=picture, over=True, net=net)
         figures[f'average-{name}'] = figure_average(single, picture=picture, net=net)
+        if token:
+            single = [m[0] for m in class_attention(model, image[None])]
+            figures[f'class-{name}'] = figure_class(single, picture=picture, net=net)
     if history is not None:
         figures['training'] = figure_training(history[0], history[1] or grid, net)
     return figures

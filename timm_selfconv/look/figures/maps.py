@@ -14,7 +14,8 @@ from timm_selfconv.theory import mean_distance
 from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figure
 
 __all__ = [
-    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'query_attention', 'rows_height',
+    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_class', 'figure_query', 'queries_of',
+    'query_attention', 'rows_height',
 ]
 
 SCALE = 'above each panel: its head, its largest value'
@@ -34,6 +35,21 @@ def check_query(query: Optional[Tuple[int, int]], grid: Grid) -> Tuple[int, int]
     if not (0 <= i < grid[0] and 0 <= j < grid[1]):
         raise ValueError(f'query={(i, j)}: needs a row and a column on the grid of {grid[0]} x {grid[1]}')
     return i, j
+
+
+def queries_of(maps: Sequence[torch.Tensor], query: Optional[Tuple[int, int]]) -> List[Grid]:
+    """The query of each layer that lies where one does on the first layer's grid.
+
+    Args:
+        maps: Attention maps of each layer, shape (..., H, W), on grids that may differ.
+        query: Its row and column on the first layer's grid; the middle by default.
+
+    Raises:
+        ValueError: If it lies elsewhere.
+    """
+    height, width = maps[0].shape[-2:]
+    i, j = check_query(query, (height, width))
+    return [(i * m.shape[-2] // height, j * m.shape[-1] // width) for m in maps]
 
 
 def average_attention(maps: torch.Tensor) -> torch.Tensor:
@@ -118,27 +134,30 @@ def draw_rows(
         colors: ScalarMappable,
         label: str,
         orders: Sequence[Sequence[int]] = (),
-        mark: Optional[Grid] = None,
+        marks: Sequence[Grid] = (),
         under: Optional[torch.Tensor] = None,
 ) -> None:
     """Images, shape (heads, h, w) per layer, all on one scale of colours, that gets a label.
 
     Each layer has a row and a name. Of attention ``orders`` say in which order heads are drawn, each with its largest
-    value above it; ``mark`` is a pixel to frame, ``under`` a picture under each map, shape (height, width, 3).
+    value above it; ``marks`` are pixels to frame, one per layer, ``under`` a picture under each map, shape
+    (height, width, 3).
     """
-    columns, grid, inches = max(map(len, rows)), (rows[0].shape[-2], rows[0].shape[-1]), panel_width(rows, names)
+    columns, inches = max(map(len, rows)), panel_width(rows, names)
+    grid: Grid = (rows[0].shape[-2], rows[0].shape[-1])
     side, ratio, head_line = 0.95, grid[0] / grid[1], HEAD_LINE / inches
     for number, (row, name) in enumerate(zip(rows, names)):
         top = number * (ratio + head_line) + head_line
+        own, mark = (row.shape[-2], row.shape[-1]), marks[number] if marks else None
         ax.text(-0.12, top + ratio / 2, name, ha='right', va='center')
         for column, head in enumerate(orders[number] if orders else range(len(row))):
             image, extent = row[head].numpy(), (column, column + side, top + side * ratio, top)
             above: Any = dict(fontsize=5 if columns <= 12 else 4, va='bottom')
             look: Any = dict(cmap=colors.cmap, norm=colors.norm)
             if under is not None:
-                draw_image(ax, 0.45 + 0.55 * under.mean(-1), extent, grid, None, cmap='gray', vmin=0., vmax=1.)
+                draw_image(ax, 0.45 + 0.55 * under.mean(-1), extent, own, None, cmap='gray', vmin=0., vmax=1.)
                 look = dict(cmap=ListedColormap([RED]), alpha=np.asarray(colors.norm(image)))
-            draw_image(ax, image, extent, grid, mark, **look)
+            draw_image(ax, image, extent, own, mark, **look)
             if orders:
                 largest, (color, marker) = float(row[head].nan_to_num(0.).max()), head_style(head)
                 share = f'{largest:.{2 if largest >= 0.095 else 3}f}'.lstrip('0')
@@ -166,7 +185,7 @@ def rows_height(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
 def draw_maps(
         rows: Sequence[torch.Tensor],
         orders: Sequence[Sequence[int]],
-        mark: Optional[Grid],
+        marks: Sequence[Grid],
         title: str,
         small: str,
         picture: Optional[torch.Tensor],
@@ -188,12 +207,13 @@ def draw_maps(
     *tops, ax = figure.subplots(2, 1, height_ratios=(1., body)) if picture is not None else [figure.subplots()]
     for top in tops:
         height, width = rows[0].shape[-2:]
-        draw_image(top, picture, (-0.5, width - 0.5, height - 0.5, -0.5), (height, width), mark)
+        draw_image(
+            top, picture, (-0.5, width - 0.5, height - 0.5, -0.5), (height, width), marks[0] if marks else None)
         top.axis('off')
     label = 'attention, square-root scale of colours, the same for all panels'
     if most is not None:
         label += f'; the largest {100 * (1 - COVERED):.0f} % share its end'
-    draw_rows(figure, ax, rows, names, colors, label, orders, mark, picture if over else None)
+    draw_rows(figure, ax, rows, names, colors, label, orders, marks, picture if over else None)
     figure.axes[-1].set_xticks(ticks := [part * top_value for part in (0., 1 / 16, 1 / 4, 9 / 16, 1.)],
                                [f'{tick:.2g}' for tick in ticks])
     return figure
@@ -213,7 +233,7 @@ def figure_query(
 
     Args:
         maps: Attention maps of each layer, shape (heads, H, W, H, W): of one image, or a mean over images.
-        query: Row and column of the query, in pixels of the layers' grid; the middle by default.
+        query: Row and column of the query, in pixels of the first layer's grid; the middle by default.
         window: Side of a square around the query to zoom in on, odd (the paper's is 7). The most local head is on the
             left then; else they are in order. Grey is outside the grid.
         small: More of the small print, such as what the maps are a mean over.
@@ -224,13 +244,36 @@ def figure_query(
     Raises:
         ValueError: If the query is not on the grid, or the window's side not odd.
     """
-    i, j = check_query(query, (maps[0].shape[-2], maps[0].shape[-1]))
-    rows = [query_attention(layer, (i, j), window) for layer in maps]
-    orders = [list(range(len(layer))) if window is None else by_locality(layer, (i, j)) for layer in maps]
-    mark = (i, j) if window is None else (window // 2, window // 2)
+    queries = queries_of(maps, query)
+    i, j = queries[0]
+    rows = [query_attention(layer, own, window) for layer, own in zip(maps, queries)]
+    orders = [list(range(len(layer))) if window is None else by_locality(layer, own)
+              for layer, own in zip(maps, queries)]
+    marks = queries if window is None else [(window // 2, window // 2)] * len(rows)
     zoom = '' if window is None else f'{window} x {window} pixels around it, the most local head first; '
     title = f'Attention of the query in row {i}, column {j}'
-    return draw_maps(rows, orders, mark, title, zoom + small, picture, net, over)
+    return draw_maps(rows, orders, marks, title, zoom + small, picture, net, over)
+
+
+@styled
+def figure_class(
+        maps: Sequence[torch.Tensor],
+        small: str = '',
+        picture: Optional[torch.Tensor] = None,
+        net: str = '',
+) -> Figure:
+    """Attention of the class token, a layer per row, a head per column.
+
+    Args:
+        maps: What :func:`timm_selfconv.look.attention_maps.class_attention` returns, shape (heads, H, W) each: of one
+            image, or a mean over images.
+        small: More of the small print.
+        picture: What the net looked at, to lay the maps over, shape (height, width, 3), values from 0 to 1.
+        net: Which net it is, for the title.
+    """
+    orders = [list(range(len(layer))) for layer in maps]
+    return draw_maps(
+        maps, orders, (), 'Attention of the class token to patches', small, picture, net, over=picture is not None)
 
 
 @styled
@@ -252,4 +295,4 @@ def figure_average(
     orders = [list(range(len(layer))) for layer in maps]
     most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a corner must not darken all others
     title = 'Attention that each pixel receives, mean over all queries'
-    return draw_maps(rows, orders, None, title, small, picture, net, most=most)
+    return draw_maps(rows, orders, (), title, small, picture, net, most=most)

@@ -1,7 +1,9 @@
 """Residuals of the layers and statistics of their heads: a figure that neither paper has."""
+import textwrap
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -12,7 +14,7 @@ from timm_selfconv.theory import tap_offsets
 from .maps import Grid
 from .style import head_style, styled, titled_figure
 
-__all__ = ['baselines', 'convolution_maps', 'figure_statistics']
+__all__ = ['baselines', 'convolution_maps', 'figure_heads', 'figure_statistics']
 
 PANELS: List[Tuple[str, Callable[[HeadReport], float]]] = [
     ('mean distance [pixels]', lambda head: head.distance),
@@ -20,6 +22,7 @@ PANELS: List[Tuple[str, Callable[[HeadReport], float]]] = [
     ('entropy [nats]', lambda head: head.entropy),
     ('attention on its nearest tap', lambda head: head.on_tap),
 ]
+COMPARED = [('distance [pixels]', PANELS[0][1]), PANELS[1], ('on its nearest tap', PANELS[3][1])]
 CONSISTENCY = 'translation consistency'
 LINES: Any = (':', '--', '-')
 
@@ -49,6 +52,69 @@ def baselines(grid: Grid, kernel_size: int, by_position: bool = False) -> Dict[s
         for name, maps in (('uniform maps', uniform), ('a convolution', convolution_maps(grid, kernel_size)))}
 
 
+def draw_residuals(ax: Axes, layers: Sequence[LayerReport]) -> None:
+    """Both residuals of each layer."""
+    numbers = [layer.layer for layer in layers]
+    ax.plot(
+        numbers, [layer.residual for layer in layers], color='black', marker='o',
+        label='residual, coefficients free at each query')
+    ax.plot(
+        numbers, [layer.shared_residual for layer in layers], color='black', marker='s', markerfacecolor='white',
+        label='residual, one set of coefficients for all queries')
+
+
+def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: Callable[[HeadReport], float]) -> None:
+    """A number per head at its value, a step per layer."""
+    for layer in layers:
+        for head in layer.heads:
+            color, _ = head_style(head.head)
+            shift = 0.7 * ((head.head + 0.5) / len(layer.heads) - 0.5)  # side by side, so that none hides another
+            ax.plot(
+                layer.layer + shift, statistic(head), color=color, marker=f'${head.head}$', linestyle='',
+                markersize=3.5, markeredgewidth=0.2)
+
+
+@styled
+def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, small: str = '') -> Figure:
+    """How convolutional the heads of some nets are, beside each other: a column per net, a number per head.
+
+    Args:
+        nets: What :func:`timm_selfconv.look.heads.report_heads` returns, by what the columns are called.
+        kernel_size: K that it was asked for.
+        small: More of the small print, such as what the numbers are means over.
+    """
+    names = [textwrap.wrap(name, 90 // len(nets)) for name in nets]
+    lines = max(map(len, names))
+    figure = titled_figure(
+        0.95 * (len(COMPARED) + 1) + 0.12 * lines, 'How convolutional each head is',
+        f"{small}a number is a head; pixels are those of a layer's grid; bold at the top: how many heads are taps "
+        f'of a {kernel_size} x {kernel_size} kernel')
+    axes = figure.subplots(len(COMPARED) + 1, len(nets), squeeze=False, sharex='col', sharey='row')
+    for column, (name, layers) in enumerate(zip(names, nets.values())):
+        for ax, (_, statistic) in zip(axes[:, column], COMPARED):
+            draw_heads(ax, layers, statistic)
+        draw_residuals(axes[-1, column], layers)
+        for layer in layers:
+            taps = sum(head.acts_as_tap for head in layer.heads)
+            if taps:
+                axes[2, column].annotate(
+                    str(taps), (layer.layer, 1.08), ha='center', color='black', fontsize=6, weight='bold')
+        axes[0, column].set_title('\n'.join([''] * (lines - len(name)) + name))
+        axes[-1, column].set_xlabel('layer')
+        axes[-1, column].xaxis.set_major_locator(MaxNLocator(integer=True))
+    for ax, label in zip(axes[:, 0], [*(label for label, _ in COMPARED), 'residual']):
+        ax.set_ylabel(label)
+    for ax in axes[2:].flat:
+        ax.set_ylim(-0.04, 1.04)
+    axes[2, 0].set_ylim(-0.04, 1.24)
+    for ax in axes.flat:
+        ax.set_ylim(bottom=min(0., ax.get_ylim()[0]))
+        ax.grid(color='0.92', linewidth=0.5)
+        ax.set_axisbelow(True)
+    figure.legend(handles=axes[-1, 0].lines[:2], loc='outside lower center', ncols=2)
+    return figure
+
+
 @styled
 def figure_statistics(
         layers: Sequence[LayerReport],
@@ -76,22 +142,10 @@ def figure_statistics(
     axes = figure.subplots(2, 3, sharex=True)
     numbers = [layer.layer for layer in layers]
     residual_axes, *others = axes.flat
-    residual_axes.plot(
-        numbers, [layer.residual for layer in layers], color='black', marker='o',
-        label='residual, coefficients free at each query')
-    residual_axes.plot(
-        numbers, [layer.shared_residual for layer in layers], color='black', marker='s', markerfacecolor='white',
-        label='residual, one set of coefficients for all queries')
+    draw_residuals(residual_axes, layers)
     residual_axes.set(title=f'residual to {kernel_size} x {kernel_size} convolutions', ylim=(-0.04, 1.04))
     for ax, (name, statistic) in zip(others, panels):
-        for layer in layers:
-            heads = len(layer.heads)
-            for head in layer.heads:
-                color, _ = head_style(head.head)
-                shift = 0.7 * ((head.head + 0.5) / heads - 0.5)  # side by side, so that none hides another
-                ax.plot(
-                    layer.layer + shift, statistic(head), color=color, marker=f'${head.head}$', linestyle='',
-                    markersize=3.5, markeredgewidth=0.2)
+        draw_heads(ax, layers, statistic)
         ax.set_title(name)
         if name in (CONSISTENCY, PANELS[3][0]):
             ax.set_ylim(-0.04, 1.04)
