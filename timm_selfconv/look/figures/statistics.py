@@ -22,7 +22,7 @@ PANELS: List[Tuple[str, Callable[[HeadReport], float]]] = [
     ('entropy [nats]', lambda head: head.entropy),
     ('attention on its nearest tap', lambda head: head.on_tap),
 ]
-COMPARED = [('distance [pixels]', PANELS[0][1]), PANELS[1], ('on its nearest tap', PANELS[3][1])]
+COMPARED = [('distance', PANELS[0][1]), ('spread', PANELS[1][1]), ('on nearest tap', PANELS[3][1])]
 CONSISTENCY = 'translation consistency'
 LINES: Any = (':', '--', '-')
 
@@ -87,8 +87,8 @@ def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, sm
     lines = max(map(len, names))
     figure = titled_figure(
         0.95 * (len(COMPARED) + 1) + 0.12 * lines, 'How convolutional each head is',
-        f"{small}a number is a head; pixels are those of a layer's grid; bold at the top: how many heads are taps "
-        f'of a {kernel_size} x {kernel_size} kernel')
+        f"{small}a number is a head; distance and spread in pixels of a layer's grid; bold: how many heads are taps of a "
+        f'{kernel_size} x {kernel_size} kernel')
     axes = figure.subplots(len(COMPARED) + 1, len(nets), squeeze=False, sharex='col', sharey='row')
     for column, (name, layers) in enumerate(zip(names, nets.values())):
         for ax, (_, statistic) in zip(axes[:, column], COMPARED):
