@@ -29,7 +29,8 @@ REPORTED = 8  # images that statistics are taken of: a residual's shared span gr
 def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Tensor]]) -> List[torch.Tensor]:
     """Mean over images of what a look at a batch gives, one tensor per layer with the batch first, a few at a time."""
     total: List[torch.Tensor] = []
-    for batch in tqdm(images.split(BATCH_SIZE), desc='attention', unit='batch', leave=False, disable=None):
+    size = max(1, BATCH_SIZE * 64 ** 2 // max(64 ** 2, images[0, 0].numel()))  # maps of large pictures take much memory
+    for batch in tqdm(images.split(size), desc='attention', unit='batch', leave=False, disable=None):
         sums = [layer.sum(0) for layer in look(batch)]
         total = [a + b for a, b in zip(total, sums)] if total else sums
     return [layer / len(images) for layer in total]

@@ -267,8 +267,8 @@ def figure_class(
     Args:
         maps: What :func:`timm_selfconv.look.attention_maps.class_attention` returns, shape (heads, H, W) each: of one
             image, or a mean over images.
+        picture: What the net looked at, as for :func:`figure_average`, to lay the maps over.
         small: More of the small print.
-        picture: What the net looked at, to lay the maps over, shape (height, width, 3), values from 0 to 1.
         net: Which net it is, for the title.
     """
     orders = [list(range(len(layer))) for layer in maps]

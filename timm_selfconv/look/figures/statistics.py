@@ -87,8 +87,8 @@ def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, sm
     lines = max(map(len, names))
     figure = titled_figure(
         0.95 * (len(COMPARED) + 1) + 0.12 * lines, 'How convolutional each head is',
-        f"{small}a number is a head; distance and spread in pixels of a layer's grid; bold: how many heads are taps of a "
-        f'{kernel_size} x {kernel_size} kernel')
+        f"{small}a number is a head; distance and spread in pixels of a layer's grid; bold: how many heads are taps of "
+        f'a {kernel_size} x {kernel_size} kernel')
     axes = figure.subplots(len(COMPARED) + 1, len(nets), squeeze=False, sharex='col', sharey='row')
     for column, (name, layers) in enumerate(zip(names, nets.values())):
         for ax, (_, statistic) in zip(axes[:, column], COMPARED):
