@@ -1,11 +1,14 @@
+import copy
 import json
 
 import pytest
 import timm
 import torch
+from hypothesis import given, settings, strategies as st
 from timm.models import save_for_hf
 
-from timm_selfconv.theory import degenerate_heads, precision_eigenvalues, prune_heads
+from timm_selfconv.theory import degenerate_heads, fuse, narrow_heads, precision_eigenvalues, prune_heads
+from timm_selfconv.weights.saving import save_folder
 from tiny_nets import EVERY_KIND, random_net
 
 
@@ -171,3 +174,40 @@ def test_heads_without_a_precision_are_not_judged(encoding, terms):
 def test_other_nets_are_refused():
     with pytest.raises(ValueError, match='model=ResNetCifar: needs a SelfAttentionNet'):
         prune_heads(timm.create_model('resnet18_cifar', device='meta'), {})
+
+
+@given(st.sampled_from(EVERY_KIND), st.integers(1, 8), st.integers(0, 2 ** 16))
+@settings(deadline=None, max_examples=25)
+def test_narrow_heads_are_the_nearest_of_their_rank(kind, head_dim, seed):
+    """Values are what the layer computes with their product; singular values that are left out are the error."""
+    net = random_net(*kind, seed=seed)
+    narrow = narrow_heads(net, head_dim)
+    if head_dim == 8:
+        torch.testing.assert_close(narrow(images()), net(images()))
+    for block, whole in zip(narrow.blocks, net.blocks):
+        weights = [attn.value.weight.detach().unflatten(1, (4, 8)) for attn in (block.attn, whole.attn)]
+        error = (weights[0] - weights[1]).norm(dim=(0, 2))
+        torch.testing.assert_close(error, torch.linalg.svdvals(weights[1].transpose(0, 1))[:, head_dim:].norm(dim=1))
+    plain = copy.deepcopy(net)
+    for block, attn in zip(plain.blocks, (block.attn for block in narrow.blocks)):
+        block.attn.value.weight.data, block.attn.value.bias.data = attn.value.weight.detach(), attn.value.bias.detach()
+    torch.testing.assert_close(narrow(images()), plain(images()))
+
+
+def test_a_net_with_narrow_heads_is_a_net(tmp_path):
+    net = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=16, mlp_dim=8, depth=1, head_dim=4).eval()
+    x = images(32, torch.float32)
+    save_folder(narrow_heads(timm.create_model('sa_quadratic_tiny_cifar', embed_dim=16, mlp_dim=8, depth=1), 4),
+                tmp_path / 'narrow')
+    saved = timm.create_model(f"local-dir:{tmp_path / 'narrow'}", pretrained=True)
+    assert saved.state_dict().keys() == net.state_dict().keys()
+    torch.testing.assert_close(torch.jit.script(net)(x), net(x))
+    net(x).sum().backward()
+    assert all(p.grad is not None for p in net.blocks[0].attn.value.parameters())
+    for refused in (lambda: fuse(net), lambda: prune_heads(net, {0: [1]}), lambda: narrow_heads(net, 2)):
+        with pytest.raises(ValueError, match='value=HeadValues: computes more than its weights say'):
+            refused()
+    with pytest.raises(ValueError, match='head_dim=17: needs an integer from 1 to 16'):
+        narrow_heads(net, 17)
+    with pytest.raises(ValueError, match='head_dim=0: needs an integer of at least 1'):
+        timm.create_model('sa_quadratic_tiny_cifar', head_dim=0)

@@ -1,5 +1,5 @@
 """Multi-head self-attention over a pixel grid: scores to probabilities to values, by the fastest path."""
-from typing import Optional, Sequence, Tuple, cast
+from typing import Any, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.nn as nn
@@ -58,6 +58,36 @@ def rows_at_once(x: torch.Tensor, maps: int) -> int:
     return 0 if fit >= x.shape[1] else max(1, fit)
 
 
+class HeadValues(nn.Module):
+    """Values of heads with fewer channels than the layer, ``sum_h (W_val^h W_out^h)`` of equation (4).
+
+    Attributes:
+        head_weight: ``W_val`` of each head, shape (heads, dim, head_dim).
+        out: ``W_out`` of all heads, a Linear from heads head_dim channels to dim.
+    """
+
+    def __init__(self, num_heads: int, dim: int, head_dim: int, device=None, dtype=None):
+        super().__init__()
+        self.head_weight = nn.Parameter(torch.empty(num_heads, dim, head_dim, device=device, dtype=dtype))
+        self.out = nn.Linear(num_heads * head_dim, dim, device=device, dtype=dtype)
+        nn.init.uniform_(self.head_weight, -dim ** -0.5, dim ** -0.5)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Product of both maps, of rank head_dim in each head: shape (dim, heads dim)."""
+        out = self.out.weight.unflatten(1, (-1, self.head_weight.shape[2]))
+        return torch.einsum('hcd,ohd->ohc', self.head_weight, out).flatten(1)
+
+    @property
+    def bias(self) -> torch.Tensor:
+        return self.out.bias
+
+    def forward(self, gathered: torch.Tensor) -> torch.Tensor:
+        """Values of what all heads gather, shape (..., heads dim): shape (..., dim)."""
+        gathered = gathered.unflatten(-1, [self.head_weight.shape[0], self.head_weight.shape[1]])
+        return self.out(torch.einsum('bijhc,hcd->bijhd', gathered, self.head_weight.to(gathered.dtype)).flatten(-2))
+
+
 class SelfAttention2d(AttentionScores):
     """Multi-head self-attention on a grid of pixels with relative or absolute position encoding.
 
@@ -83,6 +113,7 @@ class SelfAttention2d(AttentionScores):
             grid_size: Tuple[int, int] = (16, 16),
             qk_bias: bool = True,
             proj: bool = True,
+            head_dim: Optional[int] = None,
             attn_drop: float = 0.,
             proj_drop: float = 0.,
             device=None,
@@ -99,17 +130,22 @@ class SelfAttention2d(AttentionScores):
             grid_size: Rows and columns of the input, which learned encodings and 'line' are made for.
             qk_bias: Give the query and key maps a bias.
             proj: Send the heads' sum through one more linear map, as the paper does.
+            head_dim: Channels D_h of a head's values, dim by default: the rank of a head's map of a pixel, so that a
+                convolution has at most so many output channels (the paper's remark on Theorem 1).
             attn_drop: Dropout rate of the attention probabilities.
             proj_drop: Dropout rate of the output.
 
         Raises:
             ValueError: If an argument is out of range or the terms do not fit the encoding.
         """
+        if head_dim is not None and (isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 1):
+            raise ValueError(f'head_dim={head_dim!r}: needs an integer of at least 1, or None')
         super().__init__(dim, num_heads, terms, encoding, grid_size, qk_bias, device, dtype)
         self.fused_attn = use_fused_attn()
         self.tolerance: Optional[float] = None  # see `fuse`
         self.attn_drop = nn.Dropout(attn_drop)
-        self.value = nn.Linear(num_heads * dim, dim, device=device, dtype=dtype)
+        self.value: Any = nn.Linear(num_heads * dim, dim, device=device, dtype=dtype) if head_dim is None else \
+            HeadValues(num_heads, dim, head_dim, device, dtype)
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if proj else nn.Identity()
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()

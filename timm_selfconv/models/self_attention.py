@@ -86,6 +86,7 @@ class SelfAttentionNet(BlockNet):
             hierarchical: bool = False,
             qk_bias: bool = True,
             attn_proj: bool = True,
+            head_dim: Optional[int] = None,
             act_layer: LayerType = 'gelu',
             norm_eps: float = 1e-12,
             drop_rate: float = 0.,
@@ -112,6 +113,7 @@ class SelfAttentionNet(BlockNet):
                 costs no parameters (the report's hierarchical attention).
             qk_bias: Give the query and key maps a bias.
             attn_proj: Send the heads' sum through one more linear map.
+            head_dim: Channels of a head's values, embed_dim by default.
             act_layer: Activation of the MLPs.
             norm_eps: Epsilon of the LayerNorms.
             drop_rate: Dropout rate of hidden states, after attention and MLP (the paper: 0.1).
@@ -148,6 +150,7 @@ class SelfAttentionNet(BlockNet):
                 grid_size=grid_size,
                 qk_bias=qk_bias,
                 proj=attn_proj,
+                head_dim=head_dim,
                 **dd,
             )
             for block_heads, rate in zip(heads, drop_path_rates)

@@ -19,5 +19,5 @@ from .head_statistics import acting_taps, center_of_mass, entropy, largest_proba
 from .inclusion import include
 from .line_encoding import line_maps, offset_numbers
 from .merging import HeadMerge, merge_heads
-from .pruning import condition_numbers, degenerate_heads, precision_eigenvalues, prune_heads
+from .pruning import condition_numbers, degenerate_heads, narrow_heads, precision_eigenvalues, prune_heads
 from .residual import ConvResidual, at_taps, conv_residual, interior, tap_offsets

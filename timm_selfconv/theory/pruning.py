@@ -1,5 +1,5 @@
-"""Pruning of heads, appendix E of the paper: those whose Gaussian is next to flat, or next to a line."""
-from typing import Dict, List, Mapping, Sequence
+"""Pruning of heads, appendix E of the paper: those whose Gaussian is next to flat, or next to a line; narrower ones."""
+from typing import Any, Dict, List, Mapping, Sequence, cast
 
 import torch
 import torch.nn as nn
@@ -8,9 +8,10 @@ from timm.models._input import update_model_args
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.adapters import ATTENTION, plain_copy
+from timm_selfconv.layers.attention import HeadValues
 from timm_selfconv.models import SelfAttentionNet
 
-__all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'prune_heads']
+__all__ = ['condition_numbers', 'degenerate_heads', 'narrow_heads', 'precision_eigenvalues', 'prune_heads']
 
 
 def block_attentions(model: nn.Module) -> List[SelfAttention2d]:
@@ -125,3 +126,38 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
         attn.keep_heads([head for head in range(attn.num_heads) if head not in heads.get(layer, ())])
     update_model_args(pruned, num_heads=pruned.num_heads)
     return pruned
+
+
+@torch.no_grad()
+def narrow_heads(model: nn.Module, head_dim: int) -> SelfAttentionNet:
+    """A net whose heads have values of fewer channels, each map of a head's pixel the nearest one of that rank.
+
+    With ``D_h`` channels a head's product ``W_val W_out`` has rank min(D_h, D_out), as the paper's remark on Theorem 1
+    says; the nearest (Eckart, Young, 1936) leaves out the smallest singular values.
+
+    Args:
+        model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is.
+        head_dim: Channels of a head's values, ``D_h``.
+
+    Returns:
+        The net, made with this ``head_dim`` as its keyword is, in the same mode and on the same device.
+
+    Raises:
+        ValueError: If head_dim is not from 1 to the channels of a layer, or part of an attention layer is wrapped,
+            parametrized or hooked and cannot be merged.
+    """
+    layers = block_attentions(model)
+    if isinstance(head_dim, bool) or not isinstance(head_dim, int) or not 1 <= head_dim <= layers[0].dim:
+        raise ValueError(f'head_dim={head_dim!r}: needs an integer from 1 to {layers[0].dim}, the channels of a layer')
+    narrow: Any = plain_copy(model, ATTENTION)
+    for attn in block_attentions(narrow):
+        weight = attn.value.weight.unflatten(1, (attn.num_heads, attn.dim)).transpose(0, 1)  # (heads, out, in)
+        left, singular, right = torch.linalg.svd(weight.cpu().double(), full_matrices=False)
+        roots = singular[:, :head_dim, None].sqrt()
+        values = HeadValues(attn.num_heads, attn.dim, head_dim).to(weight)
+        values.head_weight.copy_((roots * right[:, :head_dim]).mT)
+        values.out.weight.copy_((roots.mT * left[..., :head_dim]).transpose(0, 1).flatten(1))
+        values.out.bias.copy_(attn.value.bias)
+        attn.value = values.train(attn.training)
+    update_model_args(narrow, head_dim=head_dim)
+    return cast(SelfAttentionNet, narrow)
