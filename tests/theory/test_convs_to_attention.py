@@ -1,13 +1,18 @@
 import copy
+import math
+import re
 
 import pytest
 import timm
 import torch
 import torch.nn as nn
 import torchvision
+from hypothesis import given, settings, strategies as st
 from timm.layers import Conv2dSame
 
 from timm_selfconv.theory import ConvAttention, conv_to_attention, convs_to_attention
+
+MODEL = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1, 1, 1, 1)).eval()
 
 
 def images(*shape, seed=1):
@@ -76,12 +81,12 @@ def test_torchvision_s_nets_too(build, size):
 
 
 def test_costs_in_closed_form():
-    """14 x 14 keys and 6 x 6 queries, a head's pixels to 5 channels along the rows, the columns, and to 7 values."""
+    """12 x 12 keys and 6 x 6 queries, a head's pixels to 5 channels along the rows, the columns, and to 7 values."""
     conv = nn.Conv2d(5, 7, 3, stride=2, padding=1)
     attention, report = convs_to_attention(conv, input_size=(5, 12, 12))
     assert isinstance(attention, ConvAttention) and report.convs == 1 and report.heads == 9
     assert report.flops_before == 2 * 6 * 6 * 9 * 5 * 7
-    assert report.flops_after == 2 * 9 * (6 * 14 * 14 * 5 + 6 * 6 * 14 * 5 + 6 * 6 * 5 * 7)
+    assert report.flops_after == 2 * 9 * (12 * 6 * 12 * 5 + 6 * 6 * 12 * 5 + 6 * 6 * 5 * 7)
     assert (report.parameters_before, report.parameters_after) == (9 * 35 + 7, 9 * 35 + 7 + 27)
 
 
@@ -109,6 +114,41 @@ def test_the_net_is_left_alone_and_everything_else_kept():
     with torch.no_grad():
         attention[1].weight.zero_()
     assert model[1].weight.any()
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.sampled_from([('layer4', 'layer4'), (['layer1.*.conv2', 'layer3'], r'layer1\.\d\.conv2|layer3\.'),
+                     (lambda name, conv: conv.kernel_size == (1, 1), r'.*downsample\.0'), (None, '')]),
+    st.sampled_from([0, 4]), st.floats(1., 40.))
+def test_chosen_convolutions_within_the_bound_of_alpha(chosen, content, alpha):
+    """A head gives its tap at least the square of (1 + 2 sum_k exp(-alpha k^2))^-1, a factor for each axis."""
+    (where, pattern), model = chosen, MODEL.double()
+    attention, report = convs_to_attention(model, where, alpha, content, input_size=(3, 16, 16))
+    layers = {n: (m, attention.get_submodule(n)) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    assert {n for n, (_, m) in layers.items() if isinstance(m, ConvAttention)} == {
+        n for n in layers if re.match(pattern, n)}
+    assert report.convs == sum(isinstance(m, ConvAttention) for _, m in layers.values())
+    missed = 1 - (1 + 2 * sum(math.exp(-alpha * k * k) for k in range(1, 9))) ** -2
+    for conv, attn in layers.values():
+        x = images(2, conv.in_channels, 8, 8).double()
+        bound = 2 * missed * conv.weight.abs().sum((1, 2, 3)).max() * x.abs().max()
+        assert (attn(x) - conv(x)).abs().max() <= bound + 1e-9
+    assert report.error < (1e-6 if alpha > 20 else 1.) and (alpha > 5 or report.error > 1e-6)
+
+
+def test_the_error_is_that_of_what_the_nets_return():
+    conv = nn.Conv2d(2, 3, 3).requires_grad_(False)
+    attention, report = convs_to_attention(conv, alpha=1., input_size=(2, 9, 9))
+    x = torch.randn(1, 2, 9, 9, generator=torch.Generator().manual_seed(0))
+    assert report.error == pytest.approx(float((attention(x) - conv(x)).norm() / conv(x).norm()), rel=1e-4)
+    assert report.error > 0.1
+
+
+@pytest.mark.parametrize('where', ['layer9', ['conv'], [], lambda name, conv: False])
+def test_somewhere_there_must_be_convolutions(where):
+    with pytest.raises(ValueError, match=r'has no convolutions in where=.*, but in conv1, layer1\.0\.conv1'):
+        convs_to_attention(MODEL, where)
 
 
 def test_a_net_of_attention_trains():

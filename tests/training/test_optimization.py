@@ -12,9 +12,10 @@ SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
 @pytest.mark.parametrize('name,positions', [
     ('sa_quadratic_cifar', ('centers', 'spreads')), ('sa_quadratic_gen_cifar', ('centers', 'spreads')),
     ('sa_learned_content_cifar', ('row_table', 'col_table')),
-    ('sa_learned_cifar', ('row_table', 'col_table', 'row_keys', 'col_keys')), ('resvit_cifar', ())])
+    ('sa_learned_cifar', ('row_table', 'col_table', 'row_keys', 'col_keys')), ('resvit_cifar', ()),
+    ('resnet_tiny_cifar', ('centers', 'spreads'))])
 def test_every_parameter_is_in_one_group_with_its_rate_and_decay(name, positions):
-    net = timm.create_model(name, **SMALL)
+    net = timm.create_model(name, **(SMALL if name != 'resnet_tiny_cifar' else dict(attention_stages=['layer4'])))
     groups, exempt = position_groups(net, 0.05, 30.), net.no_weight_decay()
     found = {id(p): group for group in groups for p in group['params']}
     assert sum(len(group['params']) for group in groups) == len(found) == len(list(net.parameters()))

@@ -185,6 +185,14 @@ def test_a_net_with_classes_of_its_own_is_a_folder_of_its_own(own, tmp_path, cap
         assert f'cannot be loaded, take local-dir:{tmp_path}/run instead (Error' in capsys.readouterr().err
 
 
+def test_a_net_with_stages_of_attention_is_a_folder_of_its_own(tmp_path, run):
+    kwargs = 'model_kwargs={channels: [8, 8, 8, 8], attention_stages: [layer4]}'
+    state = run(tmp_path / 'run', 'model=resnet_tiny_cifar', kwargs, 'position_lr_scale=10', 'epochs=1')['state_dict']
+    net = timm.create_model(f'local-dir:{tmp_path}/run', pretrained=True)
+    torch.testing.assert_close(net.state_dict(), dict(state), rtol=0, atol=0)
+    assert (net.layer4[1].conv1.centers - net.layer4[1].conv1.centers.round()).abs().max() > 0
+
+
 def test_bfloat16_is_for_processors_that_have_it(tmp_path, capsys, monkeypatch, run, refused, training, small):
     more = ['--batches', '1', 'epochs=1', small]
     monkeypatch.setattr(torch.cpu, 'get_capabilities', dict, raising=False)

@@ -4,7 +4,7 @@
   equation (8). encodings: quadratic, learned and absolute positions; axis_scores: their maths, an axis at a time.
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
 - token_attention: ``TokenAttention``, as vision transformers have it. gated_attention: ``GatedAttention``, ConViT's, by
-  its factors.
+  its factors. conv_attention: ``ConvAttention``, a head per tap of a kernel.
 - kernels: how attention is computed, in groups, forward and backward, and who needs plain operators instead.
 - adapters: copies of nets with their adapters merged.
 
@@ -12,6 +12,7 @@ Only torch and timm.layers are imported here.
 """
 from .attention import SelfAttention2d
 from .axis_scores import gaussian_axis_scores
+from .conv_attention import ConvAttention
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .gated_attention import GatedAttention
 from .kernels import separable_attention
@@ -21,7 +22,7 @@ from .scores import ABSOLUTE, ENCODINGS, RELATIVE, TERMS
 from .token_attention import TokenAttention
 
 __all__ = [
-    'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AbsoluteEncoding', 'GatedAttention', 'LearnedEncoding',
-    'PassBatchNorm2d', 'QuadraticEncoding', 'SanAttention2d', 'SelfAttention2d', 'TokenAttention',
+    'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'AbsoluteEncoding', 'ConvAttention', 'GatedAttention',
+    'LearnedEncoding', 'PassBatchNorm2d', 'QuadraticEncoding', 'SanAttention2d', 'SelfAttention2d', 'TokenAttention',
     'explicit_maps', 'gaussian_axis_scores', 'separable_attention',
 ]

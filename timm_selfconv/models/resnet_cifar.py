@@ -3,26 +3,35 @@
 'Deep Residual Learning for Image Recognition', He, Zhang, Ren, Sun, CVPR 2016
 - https://arxiv.org/abs/1512.03385
 """
-from typing import Any, Tuple, Union
+from typing import Any, Dict, Sequence, Set, Tuple, Union
 
+import torch
 import torch.nn as nn
 
 from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock, ResNet
 
+from timm_selfconv.layers import ConvAttention
 from ._cfg import build_net, cifar_cfgs
 
 __all__ = ['ResNetCifar']
 
 
 class ResNetCifar(ResNet):
-    """timm's ResNet with the stem that 32 x 32 images need: a 3x3 convolution of stride 1 and no max-pool."""
+    """timm's ResNet with the stem that 32 x 32 images need: a 3x3 convolution of stride 1 and no max-pool.
+
+    Stages of it can be attention by position, a head per tap of a kernel (Theorem 1), as Transformed CNNs are (d'Ascoli
+    et al., 2021): begun in the convolutions' weights, ``pretrained=True``, and trained on.
+    """
 
     def __init__(
             self,
             in_chans: int = 3,
             num_classes: int = 10,
             img_size: Union[int, Tuple[int, int], None] = None,
+            attention_stages: Sequence[str] = (),
+            attention_alpha: float = 3.,
+            attention_content: int = 0,
             device=None,
             dtype=None,
             **kwargs: Any,
@@ -32,7 +41,13 @@ class ResNetCifar(ResNet):
             in_chans: Channels of the images.
             num_classes: Number of classes, 0 for features only.
             img_size: Height and width of the images, in pixels. It takes any: nothing is made for a size.
+            attention_stages: Stages whose convolutions are attention, of 'layer1' to 'layer4'.
+            attention_alpha: Inverse width of its heads' Gaussians at the start.
+            attention_content: Channels of queries and keys by which its heads can look at content too, 0 for none.
             **kwargs: Arguments of timm's ResNet.
+
+        Raises:
+            ValueError: If there is no such stage.
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__(in_chans=in_chans, num_classes=num_classes, **kwargs, **dd)
@@ -42,6 +57,30 @@ class ResNetCifar(ResNet):
         self.add_module('maxpool', nn.Identity())
         for info, reduction in zip(self.feature_info, (1, 1, 2, 4, 8)):
             info['reduction'] = reduction
+        if not set(attention_stages) <= {'layer1', 'layer2', 'layer3', 'layer4'}:
+            raise ValueError(f"attention_stages={attention_stages!r}: needs some of 'layer1' to 'layer4'")
+        for name, module in list(self.named_modules()):
+            if isinstance(module, nn.Conv2d) and name.partition('.')[0] in attention_stages:
+                self.set_submodule(name, ConvAttention(module, attention_alpha, attention_content))
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> Set[str]:
+        return {f'{name}.centers' for name, module in self.named_modules() if isinstance(module, ConvAttention)}
+
+
+def checkpoint_filter_fn(state_dict: Dict[str, torch.Tensor], model: nn.Module) -> Dict[str, torch.Tensor]:
+    """Convolutions' weights as the values of the attention that stands for them; its positions begin at the taps."""
+    state_dict = dict(state_dict)
+    for name, module in model.named_modules():
+        if isinstance(module, ConvAttention) and f'{name}.weight' in state_dict:
+            state_dict[f'{name}.value_weight'] = state_dict.pop(f'{name}.weight').flatten(2).permute(2, 0, 1)
+            for key, value in module.state_dict().items():
+                state_dict.setdefault(f'{name}.{key}', value)
+    return state_dict
+
+
+def _create_resnet(variant: str, pretrained: bool, **kwargs: Any) -> ResNetCifar:
+    return build_net(ResNetCifar, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
 
 
 default_cfgs = generate_default_cfgs(cifar_cfgs(
@@ -56,11 +95,11 @@ default_cfgs = generate_default_cfgs(cifar_cfgs(
 def resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> ResNetCifar:
     """ResNet-18 with a 3x3 stem (11.2M parameters; published 93.8 % by the paper, 94.6 % by its reproduction)."""
     model_args = dict(block=BasicBlock, layers=(2, 2, 2, 2))
-    return build_net(ResNetCifar, 'resnet18_cifar', pretrained, **dict(model_args, **kwargs))
+    return _create_resnet('resnet18_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def resnet_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> ResNetCifar:
     """A quarter as wide, one block deeper: `sa_quadratic_tiny_cifar`'s parameters and FLOPs within 1.3 %."""
     model_args = dict(block=BasicBlock, layers=(2, 2, 3, 2), channels=(16, 32, 64, 128))
-    return build_net(ResNetCifar, 'resnet_tiny_cifar', pretrained, **dict(model_args, **kwargs))
+    return _create_resnet('resnet_tiny_cifar', pretrained, **dict(model_args, **kwargs))

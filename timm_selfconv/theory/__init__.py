@@ -9,8 +9,9 @@
 - pruning: nets without their degenerate heads (appendix E); merging: fewer heads that do what more did.
 - fusing: nets for inference.
 """
+from timm_selfconv.layers import ConvAttention
 from .attention_to_conv import ConvReport, attention_to_conv, head_kernels, reparameterizable
-from .conv_to_attention import ConvAttention, conv_to_attention
+from .conv_to_attention import conv_to_attention
 from .convs_to_attention import ConversionReport, convs_to_attention
 from .fusing import fuse
 from .gaussians import Blobs, encoding_blobs, position_blobs

@@ -13,9 +13,9 @@ import torch.nn as nn
 from timm.layers import to_2tuple
 from timm.models._input import get_model_input_config
 
-from timm_selfconv.layers import LearnedEncoding, QuadraticEncoding, SelfAttention2d
+from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d
+from timm_selfconv.layers.conv_attention import CONVS, Conv, pad_widths, tap_centers
 from timm_selfconv.models import SelfAttentionNet
-from .conv_to_attention import CONVS, Conv, ConvAttention, pad_widths, tap_centers
 
 __all__ = ['ConvReport', 'ConvNhwc', 'attention_to_conv', 'head_kernels', 'reparameterizable']
 
@@ -164,6 +164,8 @@ def conv_attention_to_conv(attn: ConvAttention, inputs: Optional[torch.Tensor]) 
     As in :func:`head_kernels`, a head makes of the taps its softmax over them: a tap's weights are the heads' values in
     that proportion. Padding is attended to as the image is, so that all pixels are interior.
     """
+    if attn.content:
+        raise ValueError(f'attn: a ConvAttention with content={attn.content} is no convolution')
     double = copy.deepcopy(attn).cpu().double()  # not every device has float64
     taps = tap_centers(attn.kernel_size, attn.dilation).to(double.centers)
     conv_cls: Callable[..., Conv] = CONVS[taps.shape[1] - 1]

@@ -1,11 +1,11 @@
 """Heads as Gaussians around the query: exactly what quadratic ones are, mean and covariance of other positions."""
 from dataclasses import dataclass
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
 
-from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
+from timm_selfconv.layers import ConvAttention, QuadraticEncoding, SelfAttention2d
 
 __all__ = ['Blobs', 'encoding_blobs', 'position_blobs']
 
@@ -30,7 +30,7 @@ def position_layers(model: nn.Module) -> List[SelfAttention2d]:
     return layers if all(layer.terms == ('position',) for layer in layers) else []
 
 
-def gaussian(encoding: QuadraticEncoding) -> Blobs:
+def gaussian(encoding: Union[QuadraticEncoding, ConvAttention]) -> Blobs:
     """The Gaussians of equation (9). A precision below 1e-8 counts as 1e-8: a standard deviation of 10,000 pixels."""
     precisions, axes = torch.linalg.eigh(encoding.precisions().detach().cpu().double())
     covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
@@ -40,9 +40,14 @@ def gaussian(encoding: QuadraticEncoding) -> Blobs:
 def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
     """The Gaussians that quadratic encodings are (equation 9), one entry per layer.
 
+    Of a convolutional net those of the layers that became attention: in pixels of what they attend to.
+
     Returns:
         None for other nets, and where content has a say.
     """
+    convs = [m for m in model.modules() if isinstance(m, ConvAttention)]
+    if convs:
+        return None if any(m.content or len(m.kernel_size) != 2 for m in convs) else [gaussian(m) for m in convs]
     encodings: List[Any] = [layer.encoding for layer in position_layers(model)]
     if not encodings or not all(isinstance(encoding, QuadraticEncoding) for encoding in encodings):
         return None

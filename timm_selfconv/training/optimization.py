@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Set
 import torch.nn as nn
 from timm.optim import param_groups_weight_decay
 
-from timm_selfconv.layers import LearnedEncoding, QuadraticEncoding
+from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding
 
 __all__ = ['position_groups']
 
@@ -20,6 +20,7 @@ def position_groups(model: nn.Module, weight_decay: float, lr_scale: float) -> L
     """
     encodings = [m for m in model.modules() if isinstance(m, (LearnedEncoding, QuadraticEncoding))]
     positions = {id(parameter) for encoding in encodings for parameter in encoding.parameters()}
+    positions |= {id(p) for m in model.modules() if isinstance(m, ConvAttention) for p in (m.centers, m.spreads)}
     exempt: Set[str] = getattr(model, 'no_weight_decay', set)()
     groups = []
     for group in param_groups_weight_decay(model, weight_decay, no_weight_decay_list=exempt):

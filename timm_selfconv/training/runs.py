@@ -24,8 +24,8 @@ __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
 
 
 def has_folder(args: argparse.Namespace) -> bool:
-    """Return True for recipes with classes or an image size of their own, whose net becomes a folder of its own."""
-    return args.num_classes is not None or args.img_size is not None
+    """Return True for recipes with classes, an image size or attention of their own, whose net becomes a folder."""
+    return args.num_classes is not None or args.img_size is not None or 'attention_stages' in args.model_kwargs
 
 
 def check_folder(folder: Path) -> None:

@@ -8,15 +8,16 @@ from timm_selfconv.layers import SelfAttention2d, separable_attention
 from timm_selfconv.layers.kernels import positions
 
 
-def inputs(heads=3, batch=3, height=3, width=4, channels=5, out_channels=2, dtype=torch.float64, seed=0):
+def inputs(heads=3, batch=3, height=3, width=4, channels=5, out_channels=2, dtype=torch.float64, seed=0, queries=None):
     """Probabilities, input, weight and bias that ask for gradients."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
+    rows, cols = queries or (height, width)
     tensors = (
-        normal(heads, height, height).softmax(-1), normal(heads, width, width).softmax(-1),
+        normal(heads, rows, height).softmax(-1), normal(heads, cols, width).softmax(-1),
         normal(batch, height, width, channels), normal(out_channels, heads * channels), normal(out_channels))
     return [t.to(dtype).requires_grad_() for t in tensors]
 
@@ -25,7 +26,7 @@ def by_the_map(rows, cols, x, weight, bias):
     """Equation (1) with the whole map, a Kronecker product a head."""
     maps = torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)])
     gathered = torch.einsum('hqk,bkc->bqhc', maps, x.flatten(1, 2)).flatten(2)
-    return torch.nn.functional.linear(gathered, weight, bias).view(*x.shape[:3], len(weight))
+    return torch.nn.functional.linear(gathered, weight, bias).view(len(x), rows.shape[1], cols.shape[1], len(weight))
 
 
 @pytest.fixture(params=[3500, 1500, 1], ids=['many images', 'one image', 'one head'])
@@ -41,6 +42,21 @@ def test_groups_of_any_size_equal_the_map(heads, batch, height, width, nbytes):
     tensors = inputs(heads, batch, height, width)
     with held_at_once(nbytes):
         torch.testing.assert_close(separable_attention(*tensors), by_the_map(*tensors))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(1, 4), st.tuples(st.integers(1, 6), st.integers(1, 6)), st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    st.integers(1, 2 ** 12), st.booleans())
+def test_queries_need_not_be_the_keys(heads, keys, queries, nbytes, biased):
+    tensors = inputs(heads, 3, *keys, queries=queries)
+    tensors = tensors if biased else [*tensors[:-1], None]
+    grad = torch.randn(3, *queries, 2, dtype=torch.float64)
+    wanted = [t for t in tensors if t is not None]
+    with held_at_once(nbytes):
+        out, expected = separable_attention(*tensors), by_the_map(*tensors)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(o, wanted, grad) for o in (out, expected)))
 
 
 def test_first_and_second_derivatives(budget):

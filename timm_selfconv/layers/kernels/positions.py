@@ -35,12 +35,12 @@ def gather_by_factors(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch
     included, so an H x W layer costs O(HW (H + W)) where the dense map costs O((HW)^2).
 
     Args:
-        row_probs: Probabilities of key rows, shape (heads, H, H), query before key.
-        col_probs: Probabilities of key columns, shape (heads, W, W).
+        row_probs: Probabilities of key rows, shape (heads, Q1, H), query before key.
+        col_probs: Probabilities of key columns, shape (heads, Q2, W).
         x: Input, shape (B, H, W, C).
 
     Returns:
-        Shape (B, H, W, heads, C), of x's dtype.
+        Shape (B, Q1, Q2, heads, C), of x's dtype.
     """
     gathered = torch.einsum('hik,bklc->bhilc', row_probs.to(x.dtype), x)
     return torch.einsum('hjl,bhilc->bijhc', col_probs.to(x.dtype), gathered)
@@ -99,13 +99,18 @@ def attend_to_factors(
 ) -> torch.Tensor:
     """`attend_by_factors` of a group."""
     rows, cols = (flush_denormals(probs, x.dtype) for probs in (row_probs, col_probs))
-    (images, height, width, dim), heads = x.shape, len(rows)
-    pixels, values = images_inside(x).view(-1, dim), weight.permute(1, 2, 0).contiguous()
-    met = x.new_empty(height, heads, width * images * len(weight))
+    (images, height, width, dim), (heads, out_height, _) = x.shape, rows.shape
+    pixels = images_inside(x)
+    if out_height * cols.shape[1] < height * width:  # gathers first: fewer queries than keys are to have values
+        met = (rows.flatten(0, 1) @ pixels.flatten(1)).view(heads, out_height, width, -1)
+        gathered = (cols[:, None] @ met).view(heads, -1, dim).transpose(0, 1).flatten(1)
+        return images_outside((gathered @ weight.flatten(1).T).view(out_height, cols.shape[1], -1), len(weight))
+    pixels, values = pixels.view(-1, dim), weight.permute(1, 2, 0).contiguous()
+    met = x.new_empty(out_height, heads, width * images * len(weight))
     for head in range(heads):
         torch.mm(rows[head], (pixels @ values[head]).view(height, -1), out=met[:, head])
-    factor = cols.transpose(0, 1).flatten(1).expand(height, -1, -1)
-    return images_outside(torch.bmm(factor, met.view(height, heads * width, -1)), len(weight))
+    factor = cols.transpose(0, 1).flatten(1).expand(out_height, -1, -1)
+    return images_outside(torch.bmm(factor, met.view(out_height, heads * width, -1)), len(weight))
 
 
 def gradients_by_factors(
@@ -119,7 +124,7 @@ def gradients_by_factors(
     """Gradients of :func:`attend_to_factors`.
 
     Args:
-        grad: Gradient of the result, shape (B, H, W, out_channels).
+        grad: Gradient of the result, shape (B, Q1, Q2, out_channels).
         needs: Which of the others need theirs.
         row_probs, col_probs, x, weight: See `attend_by_factors`.
     """
@@ -127,11 +132,12 @@ def gradients_by_factors(
     (_, height, width, dim), heads = x.shape, len(rows)
     rows, cols, pixels = rows.flatten(0, 1), cols[:, None], images_inside(x).flatten(1)
     back, values = images_inside(grad).view(-1, len(weight)), weight.transpose(0, 1).contiguous()
-    met = (rows @ pixels).view(heads, height, width, -1)
-    gathered = (cols @ met).view(heads, -1, dim)
+    met = (rows @ pixels).view(heads, -1, width, pixels.shape[1] // width)
+    gathered = cols @ met
+    shape, gathered = gathered.shape, gathered.view(heads, -1, dim)
     grad_weight = (back.T.contiguous() @ gathered).transpose(0, 1) if needs[3] else None
     # what was gathered is not needed any more, nor are rows once columns have their gradient
-    of_gathered = torch.matmul(back, values, out=gathered).view(met.shape)
+    of_gathered = torch.matmul(back, values, out=gathered).view(shape)
     sums = torch.promote_types(x.dtype, torch.float32)
     grad_cols = (of_gathered @ met.transpose(2, 3)).sum(1, dtype=sums) if needs[1] else None
     of_met = torch.matmul(cols.transpose(2, 3), of_gathered, out=met).view(len(rows), -1)
@@ -223,22 +229,23 @@ def separable_attention(
     in autocast's dtype, as a linear map does. Tracers and functional transforms see plain operators.
 
     Args:
-        row_probs: Probabilities of key rows, the same for all columns and images, shape (heads, H, H), query before
+        row_probs: Probabilities of key rows, the same for all columns and images, shape (heads, Q1, H), query before
             key.
-        col_probs: Probabilities of key columns, shape (heads, W, W).
+        col_probs: Probabilities of key columns, shape (heads, Q2, W).
         x: Input, shape (B, H, W, C).
         weight: Value weights of all heads, shape (out_channels, heads C).
         bias: Shape (out_channels,), or None.
 
     Returns:
-        Shape (B, H, W, out_channels).
+        Shape (B, Q1, Q2, out_channels).
     """
     if not torch.jit.is_scripting():
         if not needs_plain_ops(x, False):
             dtype = autocast_dtype(x)
             x, values = x.to(dtype), weight.to(dtype).unflatten(1, (len(row_probs), -1))
             if maps_are_faster(x):
-                out = by_maps(maps_of_factors(row_probs, col_probs), x, values).unflatten(1, x.shape[1:3])
+                out = by_maps(maps_of_factors(row_probs, col_probs), x, values).unflatten(
+                    1, (row_probs.shape[1], col_probs.shape[1]))
             else:
                 out = by_factors(row_probs, col_probs, x, values)
             return out if bias is None else out + bias.to(dtype)

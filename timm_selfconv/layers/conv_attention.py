@@ -1,0 +1,281 @@
+"""A convolution as self-attention: one head per kernel tap, by position, and by content if it is to be more."""
+import copy
+from math import prod
+from typing import List, Optional, Sequence, Union
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from .axis_scores import at_least_float32, gaussian_axis_scores, precision_matrices
+from .kernels import key_attention, separable_attention
+
+__all__ = ['CONVS', 'Conv', 'ConvAttention', 'pad_widths', 'tap_centers']
+
+Conv = Union[nn.Conv1d, nn.Conv2d, nn.Conv3d]
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# heads attend together as long as what they gather has at most OUTPUTS times the output's elements, or ELEMENTS
+OUTPUTS, ELEMENTS = 4, 2 ** 20
+# channels from which on the kernel is faster: it lays a pixel's side by side
+FEW = 4
+
+
+def query_positions(size: int, kernel_size: int, dilation: int, stride: int) -> range:
+    """Positions of a kernel's middle on one axis, padding included, for each output of a convolution without padding.
+
+    An even kernel has its middle before the centre, as padding='same' has it, so that there output i is query i.
+    """
+    reach = dilation * (kernel_size - 1)
+    return range(reach // 2, size - (reach - reach // 2), stride)
+
+
+def tap_centers(kernel_size: Sequence[int], dilation: Sequence[int]) -> torch.Tensor:
+    """Offset of each kernel tap from the kernel's middle, in pixels, last axis fastest, shape (taps, K)."""
+    axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation)]
+    return torch.cartesian_prod(*axes).view(-1, len(axes))
+
+
+def pad_widths(conv: Union[Conv, 'ConvAttention']) -> List[int]:
+    """A convolution's padding as `torch.nn.functional.pad` takes it: last axis first, before and after."""
+    if isinstance(conv.padding, str):
+        widths = [d * (k - 1) if conv.padding == 'same' else 0 for k, d in zip(conv.kernel_size, conv.dilation)]
+        return [half for width in reversed(widths) for half in (width // 2, width - width // 2)]
+    return [width for width in reversed(conv.padding) for _ in range(2)]
+
+
+def gather(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Attend along every axis in turn.
+
+    An axis is met when it stands first, and what comes of it is put last: every product is one of matrices as they lie
+    in memory, no copy is made, and the attention's axes end up behind the others. From x, shape
+    (heads or 1, n_1, ..., n_K, ...), and factors, shapes (heads, q_i, n_i), comes shape (heads, ..., q_1, ..., q_K).
+    """
+    for factor in factors:
+        rest = x.shape[2:]
+        x = (x.flatten(2).transpose(1, 2) @ factor.to(x.dtype).transpose(1, 2)).unflatten(1, rest)
+    return x
+
+
+class ConvAttention(nn.Module):
+    """A convolution along K axes as multi-head self-attention, one head per kernel tap (Theorem 1 of the paper).
+
+    Keys k are all pixels of the padded input, queries q those that the kernel's middle is placed on. Head h attends by
+    position only (equation 8 with its last term), with the quadratic encoding (lemma 2) of dimension K + 1:
+
+        y[q] = bias + sum_h sum_k softmax_k(v_h r_(k - q)) W_h x[k]
+        v_h = -alpha_h (1, -2 Delta_h),   r_delta = (|delta|^2, delta)
+
+    As ``v r_delta = -alpha |delta - Delta|^2`` up to a constant, the softmax is a product of one softmax per axis,
+    exactly and borders included. The layer never holds a map over all pairs of pixels: with K = 2 and N pixels it costs
+    O(N^1.5), not O(N^2).
+
+    With ``content`` the scores have equation 8's first term too, ``x_q Wq_h Wk_h' x_k / sqrt(D)``, whose queries begin
+    at zero: nothing changes until they are trained.
+
+    All parameters train. Gradients of centres and spreads are as small as the attention that other pixels than the
+    tap's get: with alpha = 46 next to nothing, so lower the spreads to let heads move. A pixel that is infinite or not
+    a number spoils all outputs, not just those whose kernel meets it.
+
+    Attributes:
+        centers: ``Delta``, where each head looks, in pixels from the query, shape (heads, K). Heads stand in the order
+            of the kernel's taps, last axis fastest.
+        spreads: Inverse standard deviation of each head's Gaussian, in 1 / pixels; ``alpha = spread^2 / 2``, shape
+            (heads,).
+        value_weight: ``W_h``, shape (heads, out_channels, in_channels // groups).
+        bias: Shape (out_channels,), or None.
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode: As the convolution has
+            them (padding a tuple, 'same' or 'valid'). Kernel size and dilation say here how far inside the padded grid
+            the queries stand.
+    """
+    bias: Optional[torch.Tensor]
+
+    def __init__(self, conv: Conv, alpha: float = 46., content: int = 0):
+        """
+        Args:
+            conv: A convolution that computes no more than one with its weight does.
+            alpha: Inverse width of every head's Gaussian.
+            content: Channels of each head's queries and keys, 0 to attend by position only.
+
+        Raises:
+            ValueError: If heads are to look at content where they share no channels, or not on a plane.
+        """
+        if content and (content < 0 or conv.groups > 1 or len(conv.kernel_size) != 2):
+            raise ValueError(
+                f'content={content!r}: needs 0, or, for a convolution of two axes and one group, a number of channels')
+        super().__init__()
+        self.in_channels = conv.in_channels
+        self.out_channels = conv.out_channels
+        self.kernel_size = conv.kernel_size
+        self.stride = conv.stride
+        self.padding = conv.padding
+        self.dilation = conv.dilation
+        self.groups = conv.groups
+        self.padding_mode = conv.padding_mode
+
+        weight, trains = conv.weight.detach(), conv.weight.requires_grad
+        value_weight = weight.flatten(2).permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
+        centers = tap_centers(conv.kernel_size, conv.dilation).to(weight)
+        self.centers = nn.Parameter(centers, trains)
+        self.spreads = nn.Parameter(centers.new_full((len(centers),), (2 * alpha) ** 0.5), trains)
+        self.value_weight = nn.Parameter(value_weight, trains)
+        self.register_parameter(
+            'bias', None if conv.bias is None else nn.Parameter(conv.bias.detach().clone(), conv.bias.requires_grad))
+        self.content = content
+        if content:
+            query = nn.Linear(self.in_channels, self.num_heads * content, bias=False).to(weight)
+            self.query = query.requires_grad_(trains)
+            self.key = copy.deepcopy(query)
+            nn.init.zeros_(self.query.weight)
+        self.train(conv.training)
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.centers)
+
+    def extra_repr(self) -> str:
+        text = f'{self.in_channels}, {self.out_channels}, heads={self.num_heads}, kernel_size={self.kernel_size}'
+        for name, default in (('stride', (1,)), ('padding', (0,)), ('dilation', (1,))):
+            value = getattr(self, name)
+            text += '' if value == default * len(self.kernel_size) else f', {name}={value!r}'
+        text += '' if self.groups == 1 else f', groups={self.groups}'
+        text += '' if self.bias is not None else ', bias=False'
+        text += f', content={self.content}' if self.content else ''
+        return text + ('' if self.padding_mode == 'zeros' else f', padding_mode={self.padding_mode!r}')
+
+    def precisions(self) -> torch.Tensor:
+        """Precision of each head on a plane, at least float32, shape (heads, 2, 2)."""
+        return precision_matrices(self.spreads)
+
+    def queries(self, size: Sequence[int]) -> List[range]:
+        """Positions of the queries along each axis of a padded input.
+
+        Raises:
+            ValueError: If the input is smaller than the kernel.
+        """
+        queries = [query_positions(*axis) for axis in zip(size, self.kernel_size, self.dilation, self.stride)]
+        if not all(queries):
+            raise ValueError(
+                f'x of size {list(size)} with its padding: needs room for a kernel of {list(self.kernel_size)} with '
+                f'dilation {list(self.dilation)}')
+        return queries
+
+    def axis_scores(self, size: Sequence[int]) -> List[torch.Tensor]:
+        """Scores by position along each axis, each query's largest 0; their sum is the score.
+
+        Args:
+            size: Size of the padded input along each axis.
+
+        Returns:
+            At least float32, shapes (heads, queries, keys).
+        """
+        precision = at_least_float32(self.spreads).square()
+        return [
+            gaussian_axis_scores(
+                self.centers[:, axis], precision, size[axis],
+                torch.arange(q.start, q.stop, q.step, device=precision.device, dtype=precision.dtype))
+            for axis, q in enumerate(self.queries(size))]
+
+    def axis_factors(self, size: Sequence[int]) -> List[torch.Tensor]:
+        """Attention by position along each axis, softmax of :meth:`axis_scores`; their product is the attention."""
+        return [scores.softmax(dim=-1) for scores in self.axis_scores(size)]
+
+    def attention_probs(self, size: Sequence[int]) -> torch.Tensor:
+        """Attention by position of all queries to all keys, which is what the layer never makes itself.
+
+        Args:
+            size: Size of the input along each axis, without padding.
+
+        Returns:
+            Probabilities, at least float32, shape (heads, q_1, ..., q_K, k_1, ..., k_K): one query per output pixel,
+            one key per pixel of the padded input.
+        """
+        widths, dims = pad_widths(self)[::-1], len(self.kernel_size)
+        factors = self.axis_factors([n + sum(widths[2 * i:2 * i + 2]) for i, n in enumerate(size)])
+        operands = [a for i, factor in enumerate(factors) for a in (factor, [0, 1 + i, 1 + dims + i])]
+        return torch.einsum(*operands, list(range(1 + 2 * dims)))
+
+    def attend(self, x: torch.Tensor, factors: Sequence[torch.Tensor], heads: slice) -> torch.Tensor:
+        """Contribution of some heads to the output.
+
+        Pixels become values before or after they are attended to, whichever leaves fewer channels to attend to.
+
+        Args:
+            x: Input, shape (n_1, ..., n_K, in_channels, B).
+            factors: Attention of these heads along each axis, shapes (heads, q_i, n_i).
+            heads: Which heads.
+
+        Returns:
+            Their part of the output, shape (out_channels, B, q_1, ..., q_K).
+        """
+        size, batch, groups = x.shape[:-2], x.shape[-1], self.groups
+        weight = self.value_weight[heads].unflatten(1, (groups, -1))
+        if self.out_channels < self.in_channels:
+            pixels = x.reshape(prod(size), groups, weight.shape[3], batch)
+            values = torch.einsum('ngcb,hgdc->hngdb', pixels, weight)
+            return gather(values.reshape(len(weight), *size, self.out_channels, batch), factors).sum(dim=0)
+        gathered = gather(x[None], factors)
+        shape = self.out_channels, *gathered.shape[2:]
+        return torch.einsum('hgcm,hgdc->gdm', gathered.flatten(2).unflatten(1, (groups, -1)), weight).reshape(shape)
+
+    def attend_to_content(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend by content and position.
+
+        Args:
+            x: Padded input, shape (B, in_channels, H, W).
+
+        Returns:
+            Shape (B, out_channels, Q1, Q2).
+        """
+        pixels, shape = x.permute(0, 2, 3, 1), (self.num_heads, self.content)
+        (r, c), (rows, cols) = self.queries(x.shape[2:]), self.axis_scores(x.shape[2:])
+        queries = pixels[:, r.start:r.stop:r.step, c.start:c.stop:c.step]
+        query = self.query(queries).unflatten(3, shape).permute(0, 3, 1, 2, 4) * self.content ** -0.5
+        key = self.key(pixels.flatten(1, 2)).unflatten(2, shape).transpose(1, 2)
+        gathered = key_attention(query, key, pixels.flatten(1, 2)[:, None], rows[None, :, :, None], cols[None, :, None])
+        out = F.linear(gathered.flatten(3), self.value_weight.transpose(0, 1).flatten(1), self.bias)
+        return out.permute(0, 3, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve x, shape (B, in_channels, n_1, ..., n_K) or without B.
+
+        Raises:
+            ValueError: If x has another shape, or is smaller than the kernel.
+        """
+        dims = len(self.kernel_size)
+        if x.dim() not in (dims + 1, dims + 2) or x.shape[-1 - dims] != self.in_channels:
+            raise ValueError(
+                f'x of shape {list(x.shape)}: needs {self.in_channels} channels and {dims} axes after them, and one '
+                'before them or none')
+        if x.dim() == dims + 1:
+            return self.forward(x[None])[0]
+
+        widths, before = pad_widths(self), [0] * dims
+        padded = [n + sum(widths[-2 - 2 * i:][:2]) for i, n in enumerate(x.shape[2:])]
+        if self.padding_mode != 'zeros':
+            x = F.pad(x, widths, self.padding_mode)
+        elif self.content:
+            x = F.pad(x, widths)
+        else:  # zeros have no values: all that they do is take their share of the softmax
+            before = widths[-2::-2]
+        if self.content:
+            return self.attend_to_content(x)
+        batch, size = x.shape[0], x.shape[2:]
+        factors = [factor.narrow(2, *keys) for factor, *keys in zip(self.axis_factors(padded), before, size)]
+        if dims == 2 and self.groups == 1 and self.in_channels >= FEW:
+            rows, cols = factors
+            weight = self.value_weight.transpose(0, 1).flatten(1)
+            return separable_attention(rows, cols, x.permute(0, 2, 3, 1), weight, self.bias).permute(0, 3, 1, 2)
+
+        outputs = batch * self.out_channels * prod([len(axis) for axis in self.queries(padded)])
+        gathered = batch * min(self.in_channels, self.out_channels) * prod(size)
+        step = max(1, max(OUTPUTS * outputs, ELEMENTS) // max(1, gathered))
+
+        x = x.permute(*range(2, dims + 2), 1, 0).contiguous()
+        out = x.new_zeros(())
+        for start in range(0, self.num_heads, step):
+            part = self.attend(x, [f[start:start + step] for f in factors], slice(start, start + step))
+            out = out + at_least_float32(part)  # a sum of halves would be rounded once per step
+        out = out.to(part.dtype).transpose(0, 1)
+        if self.bias is not None:
+            out = out + self.bias.to(out.dtype).view(-1, *[1] * dims)
+        return out.contiguous()
