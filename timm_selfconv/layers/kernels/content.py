@@ -190,7 +190,7 @@ def key_attention(
         dropout_p: Rate at which probabilities are dropped, where the device's kernels can.
 
     Returns:
-        Shape (B, Q W, heads, channels).
+        Shape (B, Q, W, heads, channels).
     """
     value = value.to(query.dtype)
     if not torch.jit.is_scripting():  # a condition of its own, for what is in it is not compiled then
