@@ -18,7 +18,7 @@ from .footprints import figure_footprints
 from .maps import check_query, figure_average, figure_class, figure_query
 from .statistics import baselines, figure_heads, figure_statistics
 
-__all__ = ['draw_figures', 'mean_maps']
+__all__ = ['REPORTED', 'draw_figures', 'mean_maps']
 
 BATCH_SIZE = 8
 WINDOW = 7  # pixels, the paper's zoom in Fig. 5
