@@ -29,7 +29,7 @@ def test_what_needs_no_torch_does_not_wait_for_it(tmp_path):
         f'heads {NET} --checkpoint x': "'x': needs a weight file",
         f'explore {NET} page.html --out page.html': 'page.html exists',
         f'figures {NET} --out f.pdf': 'becomes a folder',
-        f'export {NET} --checkpoint . --data x --output . --fact seed': 'needs KEY=VALUE',
+        f'export {NET} --checkpoint page.html --data x --output . --fact seed': 'needs KEY=VALUE',
         'publish x --owner y': "models=['x']",
     }
     code = """import contextlib, json, sys

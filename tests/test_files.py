@@ -20,11 +20,9 @@ def test_what_is_written_is_there_whole_and_nothing_else(tmp_path):
     files.replace_file(tmp_path / 'new' / 'file', lambda path: path.write_bytes(b'other'))
     with files.new_folder(tmp_path / 'folder') as folder:
         (folder / 'a').write_bytes(b'a')
-    with files.replace_folder(tmp_path / 'folder') as folder:
-        (folder / 'b').write_bytes(b'b')
     found = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
-    assert found == {'new/file': b'other', 'folder/b': b'b'}
-    assert files.sha256(tmp_path / 'folder' / 'b') == '3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d'
+    assert found == {'new/file': b'other', 'folder/a': b'a'}
+    assert files.sha256(tmp_path / 'folder' / 'a') == 'ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb'
 
 
 def test_nothing_is_overwritten(tmp_path):
@@ -145,7 +143,7 @@ def test_a_disk_that_is_full_or_broken_in_the_end_leaves_nothing(tmp_path, monke
         return
     with pytest.raises(OSError, match=os.strerror(number)):
         files.write_new(tmp_path / 'file', b'content')
-    with pytest.raises(OSError, match=os.strerror(number)), files.replace_folder(tmp_path / 'folder') as folder:
+    with pytest.raises(OSError, match=os.strerror(number)), files.new_folder(tmp_path / 'folder') as folder:
         (folder / 'a').write_bytes(b'a')
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, Union
 
-__all__ = ['check_new', 'new_folder', 'replace_file', 'replace_folder', 'sha256', 'write_new']
+__all__ = ['check_new', 'new_folder', 'replace_file', 'sha256', 'write_new']
 
 PathLike = Union[str, Path]
 NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF)  # of network file systems, and of Windows
@@ -134,22 +134,4 @@ def new_folder(path: PathLike) -> Iterator[Path]:
         except OSError:
             check_new(path)  # made meanwhile
             raise
-        flush(path.parent)
-
-
-@contextmanager
-def replace_folder(path: PathLike) -> Iterator[Path]:
-    """Make a folder in the place of one that may exist; between the old and the new one it is missing for a moment.
-
-    Yields:
-        An empty folder to fill, as :func:`new_folder`.
-    """
-    path = Path(path)
-    with temporary_beside(path) as temporary, temporary_beside(path) as old:
-        temporary.mkdir()
-        yield temporary
-        flush(*temporary.rglob('*'), temporary)
-        if os.path.lexists(path):
-            os.rename(path, old)
-        os.rename(temporary, path)
         flush(path.parent)

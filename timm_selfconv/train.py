@@ -41,9 +41,6 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--data', help="folder or timm dataset name (default: the recipe's)")
     parser.add_argument('--device', help='default: cuda where there is one, else cpu')
     parser.add_argument('--batches', type=natural, metavar='N', help='batches an epoch, for a rehearsal (default: all)')
-    parser.add_argument(
-        '--shards', type=Path, metavar='DIR',
-        help='put the weights there too, after each epoch, as float16 safetensors of less than 16 MiB, and the summary')
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -60,7 +57,7 @@ def run_train(options: argparse.Namespace) -> None:
     datasets = [open_dataset(data, split, None, args.input_key, args.target_key)
                 for split in (args.train_split, args.val_split)]
     try:
-        training = train(args, datasets, device, options.output, options.batches, options.shards)
+        training = train(args, datasets, device, options.output, options.batches)
     except FloatingPointError as e:
         print(f'timm-selfconv: {e}', file=sys.stderr)
         sys.exit(1)

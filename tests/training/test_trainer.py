@@ -3,7 +3,6 @@ import csv
 import json
 import random
 import shlex
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +26,6 @@ from timm_selfconv.training import trainer
 from timm_selfconv.training.augment import Augment, random_erasing
 from timm_selfconv.training.recipes import RECIPES, read_recipe
 from timm_selfconv.weights.history import accuracies, read_history
-from timm_selfconv.weights.saving import load_shards
 from tiny_nets import SHALLOW
 
 LIKE_TIMM = ['crop_padding=null', 'img_sizes={}']  # crops and image sizes as train.py has them
@@ -312,12 +310,10 @@ def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, capsys, monkey
         return epoch(self, scheduler)
 
     monkeypatch.setattr(trainer.Training, 'epoch', observed)
-    shards = ['--shards', str(tmp_path / 'out'), '--batches', '3']  # all that there are
-    run(tmp_path, *shards, 'epochs=3', 'val_interval=2', 'position_lr_scale=30', small)
+    run(tmp_path, '--batches', '3', 'epochs=3', 'val_interval=2', 'position_lr_scale=30', small)  # all batches
     said = capsys.readouterr().out.strip().splitlines()[-1]
     assert '--fact epochs=3 ' in said and 'images=' not in said and '--batches' not in said
     history = read_history(tmp_path / 'history.json')
-    assert read_history(tmp_path / 'out' / 'history.json') == history
     assert history['model'] == 'sa_quadratic_tiny_cifar' and history['grid'] == [8, 8]
     rows = list(csv.DictReader((tmp_path / 'summary.csv').open()))
     assert [row['train_loss'] for row in history['rows'][1:]] == [float(row['train_loss']) for row in rows]
@@ -347,18 +343,13 @@ def test_every_recipe_is_rehearsed(recipe, tmp_path, capsys, run, stopped_after,
 
 @pytest.mark.parametrize('name', SHALLOW)
 def test_every_net_trains_resumes_and_exports(name, tmp_path, capsys, run, tiny):
-    more = ['--batches', '2', '--shards', str(tmp_path / 'out'), *LIKE_TIMM, 'epochs=2', f'model={name}',
-            f'model_kwargs={json.dumps(SHALLOW[name])}']
+    more = ['--batches', '2', *LIKE_TIMM, 'epochs=2', f'model={name}', f'model_kwargs={json.dumps(SHALLOW[name])}']
     checkpoint = run(tmp_path / 'run', *more)
     assert checkpoint['epoch'] == 1 and checkpoint['arch'] == name
-    shutil.rmtree(tmp_path / 'out')  # as after a kill between the last checkpoint and these
+    (tmp_path / 'run' / 'summary.csv').unlink()  # as after a kill between the last checkpoint and this
     assert run(tmp_path / 'run', *more)['seconds'] == checkpoint['seconds']
-    rows = list(csv.DictReader((tmp_path / 'out' / 'summary.csv').open()))
+    rows = list(csv.DictReader((tmp_path / 'run' / 'summary.csv').open()))
     assert list(rows[0]) == ['epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5', 'lr'] and len(rows) == 2
-    model = timm.create_model(name, **SHALLOW[name])
-    load_shards(model, tmp_path / 'out' / name)
-    wanted = {k: v.half().float() if v.is_floating_point() else v for k, v in checkpoint['state_dict'].items()}
-    torch.testing.assert_close(model.state_dict(), wanted)
     exported = capsys.readouterr().out.strip().splitlines()[-1]
     assert exported.startswith(f'timm-selfconv export {name} --checkpoint {tmp_path}/run/last.pth.tar ')
     assert f'--fact recipe={tiny} ' in exported and '--fact seed=42 ' in exported
@@ -366,24 +357,20 @@ def test_every_net_trains_resumes_and_exports(name, tmp_path, capsys, run, tiny)
 
 def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_path, capsys, monkeypatch, run):
     """With a net of its own size: export knows no other."""
-    run(tmp_path / 'run', '--batches', '1', '--shards', str(tmp_path / 'out'), 'epochs=1', 'model_ema=true',
-        'img_sizes={0: 16}')
+    run(tmp_path / 'run', '--batches', '1', 'epochs=1', 'model_ema=true', 'img_sizes={0: 16}')
     command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
     monkeypatch.chdir(tmp_path)
     history = (tmp_path / 'run' / 'history.json').read_bytes()
     ema = torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=True)['state_dict_ema']
-    for output, checkpoint in (('run/weights', 'run/last.pth.tar'), ('shards', 'out/sa_quadratic_tiny_cifar')):
-        command[command.index('--checkpoint') + 1] = str(tmp_path / checkpoint)
-        command[command.index('--output') + 1] = str(tmp_path / output)
-        cli(command[1:])
-        net = tmp_path / output / 'sa_quadratic_tiny_cifar'
-        shipped = safetensors.torch.load_file(net.with_suffix('.safetensors'))
-        torch.testing.assert_close(shipped, {k: v.half() for k, v in ema.items()})
-        assert net.with_suffix('.history.json').read_bytes() == history
-        card = net.with_suffix('.md').read_text()
-        assert '| arguments | batch_size=8 epochs=1 model_ema=true' in card
-        assert ' --batches 1 |\n| epochs | 0.3 |' in card
-        assert '| images | 8: 1 x 1 batches of 8 |\n' in card and '| image sizes | 16 px from epoch 0 |\n' in card
-        assert '| teacher | none |\n' in card and '| initialised from | none |\n' in card
-        assert '| weights | moving average, decay 0.9998 |' in card
-        assert f'| data | {folder.name}, split train |\n' in card and 'CIFAR' not in card
+    cli(command[1:])
+    net = tmp_path / 'run' / 'weights' / 'sa_quadratic_tiny_cifar'
+    shipped = safetensors.torch.load_file(net.with_suffix('.safetensors'))
+    torch.testing.assert_close(shipped, {k: v.half() for k, v in ema.items()})
+    assert net.with_suffix('.history.json').read_bytes() == history
+    card = net.with_suffix('.md').read_text()
+    assert '| arguments | batch_size=8 epochs=1 model_ema=true' in card
+    assert ' --batches 1 |\n| epochs | 0.3 |' in card
+    assert '| images | 8: 1 x 1 batches of 8 |\n' in card and '| image sizes | 16 px from epoch 0 |\n' in card
+    assert '| teacher | none |\n' in card and '| initialised from | none |\n' in card
+    assert '| weights | moving average, decay 0.9998 |' in card
+    assert f'| data | {folder.name}, split train |\n' in card and 'CIFAR' not in card

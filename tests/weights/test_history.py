@@ -1,5 +1,6 @@
 """Histories of trainings: what is written is read back, and what is no history is refused by the file's name."""
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,10 @@ def test_a_history_is_read_back_and_found_by_run_or_net(tmp_path, monkeypatch):
     assert read_history(find_history(tmp_path)) == dict(model='net', grid=[8, 8], rows=ROWS)
     assert read_history(find_history('net')) == read_history(find_history('net.cifar10')) == dict(
         model='net', grid=[8, 8], rows=ROWS[:2])
+    monkeypatch.chdir(tmp_path)
+    write_history(Path('net', 'history.json'), 'folder', [8, 8], ROWS)  # a folder with the name of a net
+    models = [read_history(find_history(run))['model'] for run in ('net', './net', Path('net'))]
+    assert models == ['net', 'folder', 'folder']
     assert accuracies(read_history(tmp_path / 'history.json')) == {2: 55.5}
     assert len((tmp_path / 'history.json').read_text().splitlines()) == 2 + len(ROWS)  # a row per line
 

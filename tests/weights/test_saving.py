@@ -1,5 +1,3 @@
-import json
-import pickle
 import re
 
 import pytest
@@ -71,52 +69,6 @@ def test_what_a_card_says_runs(name, tmp_path, monkeypatch):
     for block in re.findall(r'^```python\n(.*?)^```$', weights.card_path(name).read_text(), re.MULTILINE | re.DOTALL):
         exec(block, scope)
     assert scope['probabilities'].shape == (10,) and len(scope['features']) > 1
-
-
-def test_shards_are_small_whole_and_replaced(tmp_path):
-    model = nn.Sequential(*[nn.Linear(1800, 1800) for _ in range(4)], nn.BatchNorm1d(2))  # 26 MB in float16
-    saving.save_shards(nn.Sequential(*[nn.Linear(1800, 1800) for _ in range(9)]), tmp_path / 'net')
-    saving.save_shards(model, tmp_path / 'net')
-    files = {path.name: path.stat().st_size for path in (tmp_path / 'net').iterdir()}
-    assert set(files) == {
-        'model.safetensors.index.json', 'model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors'}
-    assert max(files.values()) < 2 ** 24 and [p.name for p in tmp_path.iterdir()] == ['net']
-    again = nn.Sequential(*[nn.Linear(1800, 1800) for _ in range(4)], nn.BatchNorm1d(2))
-    saving.load_shards(again, tmp_path / 'net')
-    wanted = {k: v.half().float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
-    torch.testing.assert_close(again.state_dict(), wanted, rtol=0, atol=0)
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, 'w')
-
-
-def test_a_folder_of_weights_runs_no_code(tmp_path):
-    """An index may name any file: huggingface_hub before 1.10 unpickled those that are no safetensors."""
-    model, folder = nn.Linear(3, 2), tmp_path / 'net'
-    saving.save_shards(model, folder)
-    (folder / 'trap.bin').write_bytes(pickle.dumps(Trap(str(tmp_path / 'sprung'))))
-    index = dict(metadata={}, weight_map=dict(weight='trap.bin', bias='model.safetensors'))
-    (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
-    saving.load_shards(model, folder)
-    assert not (tmp_path / 'sprung').exists()
-
-
-@pytest.mark.parametrize('content,message', [
-    ({}, r'needs .safetensors files'),
-    ({'model.bin': b'pickle'}, r'Missing key'),
-    ({'model.safetensors': b'not one'}, r'needs .safetensors files.*header'),
-    ({'model.safetensors': safetensors.torch.save({'weight': torch.zeros(2, 3)})}, 'Missing key.*"bias"'),
-])
-def test_folders_that_hold_no_weights_of_this_net_are_refused(content, message, tmp_path):
-    for name, data in content.items():
-        (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match=message):
-        saving.load_shards(nn.Linear(3, 2), tmp_path)
 
 
 @pytest.mark.parametrize('files', [None, ['README.md', 'config.json']], ids=str)

@@ -30,9 +30,9 @@ def picture(text: str) -> Path:
 
 
 def checkpoint(text: str) -> str:
-    """A weight file, or a folder of safetensors shards."""
-    if not (text and (Path(text).is_file() or Path(text).is_dir())):
-        raise ArgumentTypeError(f'{text!r}: needs a weight file, or a folder of shards')
+    """A weight file."""
+    if not Path(text).is_file():
+        raise ArgumentTypeError(f'{text!r}: needs a weight file')
     return text
 
 
@@ -59,8 +59,7 @@ def add_model(parser: ArgumentParser) -> None:
     parser.add_argument(
         'model', type=model_name, metavar='MODEL', help='a name that timm-selfconv list shows, or local-dir:FOLDER')
     weights = parser.add_mutually_exclusive_group()
-    weights.add_argument(
-        '--checkpoint', type=checkpoint, metavar='FILE', help='weights of your own, or a folder of shards')
+    weights.add_argument('--checkpoint', type=checkpoint, metavar='FILE', help='weights of your own')
     weights.add_argument('--untrained', action='store_true', help='take the net as it is before any training')
     parser.add_argument('--seed', type=int, default=42, help='of --untrained (default: 42)')
 
@@ -100,7 +99,6 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
     import torch
     from timm_selfconv.models import zoo_names  # registers the nets, too
     from timm_selfconv.weights.loading import require_hub
-    from timm_selfconv.weights.saving import load_shards
 
     if untrained:
         torch.manual_seed(seed)
@@ -109,12 +107,8 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
         config = None if own or checkpoint or untrained else timm.get_pretrained_cfg(name)
         if name.startswith(('hf-hub:', 'hf_hub:')) or (config and config.hf_hub_id):
             require_hub()
-        if checkpoint and Path(checkpoint).is_dir():
-            model = timm.create_model(name)
-            load_shards(model, checkpoint)
-        else:
-            overlay = dict(file=checkpoint) if checkpoint else None
-            model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
+        overlay = dict(file=checkpoint) if checkpoint else None
+        model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
     except Exception as e:  # a file that is broken raises anything, a pickle above all
         if checkpoint is None and ':' not in name:  # its own weights, or none: anything but this is a bug
             if isinstance(e, (RuntimeError, OSError)):

@@ -39,7 +39,7 @@ def run_export(args: Namespace) -> None:
 
     path = args.output / weights_path(args.model).name
     check_new(path)  # a card alone is what an export left that was killed
-    history = find_history(Path(args.checkpoint).parent)  # of the run; shards have it beside their folder
+    history = find_history(Path(args.checkpoint).parent)  # of the run
     if history is not None:
         read_history(history)
     from timm_selfconv.weights import saving

@@ -45,7 +45,6 @@ def train(
         device: torch.device,
         output: Path,
         batches: Optional[int] = None,
-        shards: Optional[Path] = None,
 ) -> Training:
     """Train the net of a recipe in a folder, from where the run that it holds stopped.
 
@@ -55,7 +54,6 @@ def train(
         device: Where.
         output: The folder.
         batches: How many an epoch; all that are whole if None.
-        shards: Where else the weights go after each epoch.
 
     Raises:
         ValueError: If recipe, data and folder don't fit each other, or another training runs in the folder.
@@ -76,7 +74,7 @@ def train(
     try:
         with FileLock(output / '.lock', timeout=0):  # the system's: a kill frees it
             training.resume(output)
-            training.run(validation, output, shards)
+            training.run(validation, output)
     except Timeout as e:
         raise ValueError(f'output={str(output)!r}: another training runs there') from e
     except FloatingPointError as e:

@@ -29,7 +29,6 @@ from timm_selfconv.data import Images, at_size, label_names, label_numbers, matc
 from timm_selfconv.files import replace_file
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import HISTORY, write_history
-from timm_selfconv.weights.saving import save_shards
 from .augment import Augment
 from .distillation import Student, distillation_loss, logits_and_maps, map_loss
 from .initialization import whiten_stem
@@ -321,8 +320,8 @@ class Training:
             eval_loss=float(F.cross_entropy(logits, labels)),
             eval_top1=100 * int(hit[:, 0].sum()) / len(hit), eval_top5=100 * int(hit.any(1).sum()) / len(hit))
 
-    def run(self, validation: Images, output: Path, shards: Optional[Path] = None) -> None:
-        """Train to the end of the recipe, with a checkpoint, a line of the summary and shards after each epoch."""
+    def run(self, validation: Images, output: Path) -> None:
+        """Train to the end of the recipe, with a checkpoint and a line of the summary after each epoch."""
         scheduler, epochs = create_scheduler_v2(
             self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.steps)
         scheduler.step_update(len(self.history) * self.steps)
@@ -330,7 +329,7 @@ class Training:
         if self.args.amp and not self.amp:
             print('trains in float32: this CPU has no arithmetic for bfloat16', flush=True)
         if self.history:  # the last run may have been killed between its checkpoint and these
-            self.publish(output, shards)
+            self.publish(output)
         steps, done = epochs * self.steps, len(self.history) * self.steps
         with tqdm(total=steps, initial=done, unit='step', leave=False, disable=None) as self.progress:
             while len(self.history) < epochs:
@@ -345,18 +344,15 @@ class Training:
                     print(' '.join(f'{k} {v:.5g}' for k, v in row.items()), f'{self.seconds:.0f} s', flush=True)
                 self.history.append(dict(row, images_per_second=round(speed, 1), heads=self.heads()))
                 self.save(output)
-                self.publish(output, shards)
+                self.publish(output)
 
-    def publish(self, output: Path, shards: Optional[Path]) -> None:
-        """Write what follows from the last checkpoint: summary and history, and shards if asked for."""
+    def publish(self, output: Path) -> None:
+        """Write what follows from the last checkpoint: summary and history."""
         rows = [dict(epochs=0, heads=self.start)]
         for row in self.history:
             rows.append({'epochs': row['epoch'] + 1, **{key: row[key] for key in row if key != 'epoch'}})
-        for folder in filter(None, (output, shards)):
-            replace_file(folder / 'summary.csv', lambda path: path.write_text(summary(self.history)))
-            write_history(folder / HISTORY, self.args.model, self.grid, rows)
-        if shards is not None:
-            save_shards(self.result, shards / self.args.model)
+        replace_file(output / 'summary.csv', lambda path: path.write_text(summary(self.history)))
+        write_history(output / HISTORY, self.args.model, self.grid, rows)
 
 
 def older_checkpoints(output: Path) -> List[Path]:

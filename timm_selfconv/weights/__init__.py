@@ -3,7 +3,7 @@
 - ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: weights that ship, with card and history. SHA256SUMS: all
   weights of this version.
 - this file: their names and what their cards say, read without torch. history: the history of a training.
-- loading: checked bytes, from the package, the Hub's cache or the Hub. saving: weight files, shards, cards.
+- loading: checked bytes, from the package, the Hub's cache or the Hub. saving: weight files, cards.
 - publishing: repositories on the Hub.
 
 A tag says what weights are evidence of. ``cifar10``: trained from scratch, with labels only; their files go by the name

@@ -23,13 +23,15 @@ HISTORY = 'history.json'  # in the folder of a run
 
 
 def find_history(run: Union[str, Path]) -> Optional[Path]:
-    """The history in the folder of a run, or of a net whose weights ship; None if there is none.
+    """The history of a net whose weights ship, or in the folder of a run; None if there is none.
 
     Args:
-        run: Folder of a run, or a net's registered name, with its tag or without.
+        run: A net's registered name, with its tag or without, or a folder; of a name that is both the net counts, and
+            ``./NAME`` or a Path is the folder.
     """
-    folder = Path(run)
-    path = folder / HISTORY if folder.is_dir() else weights_path(default_weights(str(run))).with_suffix(f'.{HISTORY}')
+    shipped = weights_path(default_weights(str(run))).with_suffix(f'.{HISTORY}')
+    is_name = isinstance(run, str) and Path(run).name == run
+    path = shipped if is_name and shipped.is_file() else Path(run, HISTORY)
     return path if path.is_file() else None
 
 

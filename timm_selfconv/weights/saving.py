@@ -1,9 +1,8 @@
-"""Weight files, shards, folders and model cards: each written whole or not at all."""
+"""Weight files, folders and model cards: each written whole or not at all."""
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence, Union
 
-import huggingface_hub
 import safetensors.torch
 import timm.models
 import torch
@@ -11,12 +10,10 @@ import torch.nn as nn
 from huggingface_hub import EvalResult, ModelCardData
 from safetensors import SafetensorError
 
-from timm_selfconv.files import new_folder, replace_file, replace_folder, write_new
+from timm_selfconv.files import new_folder, replace_file, write_new
 from . import LICENSE
 
-__all__ = [
-    'card_text', 'load_shards', 'model_card', 'record_checksum', 'save_folder', 'save_shards', 'save_weights',
-]
+__all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_weights']
 
 
 def record_checksum(path: Path, checksum: str) -> None:
@@ -67,40 +64,6 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
     if Path(path).suffix != '.safetensors':
         raise ValueError(f'path={str(path)!r}: needs the ending .safetensors')
     write_new(path, safetensors.torch.save(portable_state_dict(model, dtype), metadata={'format': 'pt'}))
-
-
-def save_shards(model: nn.Module, folder: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
-    """Save a model's state dict as safetensors of less than 16 MiB each, for transports that take no larger files.
-
-    :func:`load_shards` and ``timm-selfconv export --checkpoint FOLDER`` read them.
-
-    Args:
-        model: The model.
-        folder: Where to. Unlike :func:`save_weights` this replaces what an earlier call left there, whole.
-        dtype: Floating point type of the files.
-
-    Raises:
-        ValueError: If a value is not finite in that type.
-    """
-    with write_errors(folder), replace_folder(folder) as temporary:
-        huggingface_hub.save_torch_state_dict(portable_state_dict(model, dtype), temporary, max_shard_size='16MB')
-
-
-def load_shards(model: nn.Module, folder: Union[str, Path]) -> None:
-    """Load the safetensors files of a folder into a model, all of them and nothing else.
-
-    An index beside them is not read: it could name a file of another kind, and a pickle runs code.
-
-    Raises:
-        ValueError: If they do not hold exactly what the model needs.
-    """
-    try:
-        state_dict: Dict[str, torch.Tensor] = {}
-        for file in Path(folder).glob('*.safetensors'):
-            state_dict.update(safetensors.torch.load_file(file))
-        model.load_state_dict(state_dict)
-    except (SafetensorError, RuntimeError) as e:
-        raise ValueError(f'folder={str(folder)!r}: needs .safetensors files with the weights of this net ({e})') from e
 
 
 def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
