@@ -7,7 +7,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import yaml
 
@@ -24,90 +24,76 @@ class Key:
     Attributes:
         default: What train.py takes where a recipe is silent, None for nothing.
         kind: Type of the value.
-        low: Smallest number that is accepted.
-        high: Largest one.
-        above: Whether ``low`` itself is too small.
-        count: For lists of numbers, how many; they must not fall.
-        choices: The only values that are accepted, if not all.
-        mapping: For dictionaries of integers, what stands for what.
+        needs: Accepted values, in words.
+        accepts: Returns True for a value of this type that a recipe may have.
     """
     default: Any
     kind: type
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False
-    count: int = 0
-    choices: Tuple[Any, ...] = ()
-    mapping: str = ''
-
-    def number(self, value: Any) -> bool:
-        """Return True for a finite number in the range."""
-        return type(value) in (int, float) and (self.low < value if self.above else self.low <= value) \
-            and value <= self.high and math.isfinite(value)
-
-    def accepts(self, value: Any) -> bool:
-        """Return True for a value that a recipe may have."""
-        if self.choices:
-            return value in self.choices and type(value) is not bool
-        if type(value) is not self.kind:
-            return False
-        value = cast(Any, value)
-        if self.kind in (int, float):
-            return self.number(value)
-        if self.count:
-            return len(value) == self.count and all(map(self.number, value)) and value == sorted(value)
-        if self.mapping:
-            return all(type(k) is int and k >= 0 and type(v) is int and v >= self.low for k, v in value.items())
-        return True
-
-    def needs(self) -> str:
-        """Describe accepted values, for an error message."""
-        if self.choices:
-            return ' or '.join(map(repr, self.choices))
-        if self.mapping:
-            return self.mapping
-        what = {float: 'a number', int: 'a whole number', list: f'{self.count or "some"} rising numbers'}
-        text = what.get(self.kind, self.kind.__name__)
-        if self.low > -math.inf:
-            text += f' above {self.low:g}' if self.above else f' of at least {self.low:g}'
-        return text + (f' and at most {self.high:g}' if self.high < math.inf else '')
+    needs: str
+    accepts: Callable[[Any], bool] = lambda value: True
 
 
 def text(default: Optional[str] = None, *choices: str) -> Key:
-    return Key(default, str, choices=choices)
+    if not choices:
+        return Key(default, str, 'text')
+    return Key(default, str, ' or '.join(map(repr, choices)), choices.__contains__)
+
+
+def flag() -> Key:
+    return Key(False, bool, 'true or false')
+
+
+def number(
+        default: Optional[float], low: float = 0., high: float = math.inf, above: bool = False, kind: type = float) -> Key:
+    def accepts(value: float) -> bool:
+        return low <= value <= high and math.isfinite(value) and not (above and value == low)
+
+    limit = f"{'above' if above else 'of at least'} {low:g}" + (f' and at most {high:g}' if high < math.inf else '')
+    return Key(default, kind, f"a {'whole ' if kind is int else ''}number {limit}", accepts)
 
 
 def whole(default: Optional[int], above: bool = False) -> Key:
-    return Key(default, int, 0, above=above)
+    return number(default, above=above, kind=int)
 
 
-def number(default: Optional[float], low: float = 0., high: float = math.inf, above: bool = False) -> Key:
-    return Key(default, float, low, high, above)
+def interval(low: float, high: float, largest: float = math.inf) -> Key:
+    def accepts(ends: List[Any]) -> bool:
+        return (len(ends) == 2 and all(type(end) in (int, float) for end in ends)
+                and 0 < ends[0] <= ends[1] <= largest and math.isfinite(ends[1]))
+
+    limit = f' and at most {largest:g}' if largest < math.inf else ''
+    return Key([low, high], list, f'2 rising numbers above 0{limit}', accepts)
+
+
+def integers(low: int, needs: str) -> Key:
+    """A dictionary of integers, keys from 0 and values from ``low`` on."""
+    return Key({}, dict, needs, lambda value: all(
+        type(k) is int and k >= 0 and type(v) is int and v >= low for k, v in value.items()))
 
 
 KEYS: Dict[str, Key] = dict(
-    model=text(), model_kwargs=Key({}, dict), pretrained=Key(False, bool), initial_checkpoint=text(''),
+    model=text(), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=flag(), initial_checkpoint=text(''),
     num_classes=whole(None, above=True), img_size=whole(None, above=True),
     dataset=text(''), input_key=text('img'), target_key=text('label'), train_split=text('train'),
-    val_split=text('validation'), device_modules=Key([], list),
+    val_split=text('validation'), device_modules=Key([], list, 'a list'),
     epochs=whole(300, above=True), batch_size=whole(128, above=True), grad_accum_steps=whole(1, above=True),
     seed=whole(42),
-    opt=text('sgd'), opt_eps=number(None, above=True), opt_betas=Key(None, list), momentum=number(0.9, 0, 1),
+    opt=text('sgd'), opt_eps=number(None, above=True), opt_betas=Key(None, list, 'a list'), momentum=number(0.9, 0, 1),
     lr=number(None, above=True), position_lr_scale=number(1., above=True), weight_decay=number(2e-5),
     clip_grad=number(None, above=True),
-    sched=text('cosine', 'cosine', 'tanh', 'step', 'multistep', 'poly', 'constant'), sched_on_updates=Key(False, bool),
-    warmup_epochs=whole(5), warmup_lr=number(1e-5), warmup_prefix=Key(False, bool), min_lr=number(0.),
-    decay_milestones=Key([90, 180, 270], list), decay_rate=number(0.1, above=True),
-    amp=Key(False, bool), amp_dtype=text('float16'), torchcompile=text(), val_interval=whole(1, above=True),
-    model_ema=Key(False, bool), model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=Key(False, bool),
+    sched=text('cosine', 'cosine', 'tanh', 'step', 'multistep', 'poly', 'constant'), sched_on_updates=flag(),
+    warmup_epochs=whole(5), warmup_lr=number(1e-5), warmup_prefix=flag(), min_lr=number(0.),
+    decay_milestones=Key([90, 180, 270], list, 'a list'), decay_rate=number(0.1, above=True),
+    amp=flag(), amp_dtype=text('float16'), torchcompile=text(), val_interval=whole(1, above=True),
+    model_ema=flag(), model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=flag(),
     checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
-    img_sizes=Key({}, dict, 1, mapping='a size in pixels by the epoch that it begins with'), crop_padding=whole(None),
-    scale=Key([0.08, 1.], list, 0, 1, above=True, count=2), ratio=Key([3 / 4, 4 / 3], list, 0, above=True, count=2),
+    img_sizes=integers(1, 'a size in pixels by the epoch that it begins with'), crop_padding=whole(None),
+    scale=interval(0.08, 1., largest=1.), ratio=interval(3 / 4, 4 / 3),
     train_interpolation=text('bilinear', 'bilinear', 'bicubic'), hflip=number(0.5, 0, 1),
-    color_jitter=Key(0.4, float, choices=(0,)), reprob=number(0., 0, 1), mixup=number(0.), cutmix=number(0.),
+    color_jitter=number(0.4), reprob=number(0., 0, 1), mixup=number(0.), cutmix=number(0.),
     mixup_prob=number(1., 0, 1), smoothing=number(0.1, 0, 1), drop=number(0., 0, 1), drop_path=number(None, 0, 1),
     kd_model_name=text(), kd_distill_type=text('logit', 'logit'), kd_temperature=number(4., above=True),
-    kd_maps=Key({}, dict, 0, mapping="a teacher's stage by the layer that learns it, both from 0"),
+    kd_maps=integers(0, "a teacher's stage by the layer that learns it, both from 0"),
     kd_maps_weight=number(10.), distill_loss_weight=number(None), task_loss_weight=number(None),
 )
 DEFAULTS = {name: key.default for name, key in KEYS.items()}
@@ -134,8 +120,8 @@ def checked(name: str, value: Any) -> Any:
     if key.kind is float and type(value) in (int, str):
         with suppress(ValueError):
             value = float(value)
-    if not key.accepts(value):
-        raise ValueError(f"{name}={value!r}: {'timm_selfconv.train ' if key.choices else ''}needs {key.needs()}")
+    if type(value) is not key.kind or not key.accepts(value):
+        raise ValueError(f'{name}={value!r}: needs {key.needs}')
     return value
 
 
