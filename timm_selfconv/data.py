@@ -192,12 +192,7 @@ def data_name(data: str) -> str:
 
 
 def sample_pictures(
-        data: str,
-        split: str,
-        data_dir: Optional[str],
-        input_key: str,
-        count: int,
-) -> List[Image.Image]:
+        data: str, split: str, data_dir: Optional[str], input_key: str, count: int) -> List[Image.Image]:
     """Pictures of a dataset, see :func:`open_dataset`, at even distances: all classes of a sorted one are among them.
 
     Raises:
@@ -243,15 +238,7 @@ def top_classes(model: nn.Module, images: Sequence[Image.Image], count: int) -> 
 
 
 def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str, float]]:
-    """Most probable class of each picture, preprocessed as the model's configuration says.
-
-    Args:
-        model: The classifier, with a timm configuration.
-        images: Pictures of any size.
-
-    Returns:
-        Class name and probability of each picture.
-    """
+    """Name and probability of each picture's most probable class; a model's configuration says how it sees pictures."""
     return [best[0] for best in top_classes(model, images, 1)]
 
 
@@ -318,13 +305,9 @@ def random_windows(
 
 def random_resized_crop(
         x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], interpolation: str) -> torch.Tensor:
-    """Zoom a window of each image to the whole, as timm's RandomResizedCropAndInterpolation.
+    """Zoom a window of each image to the whole, as timm's RandomResizedCropAndInterpolation, 'bilinear' or 'bicubic'.
 
-    Args:
-        x: Images, floating point, shape (B, C, H, W).
-        scale: Smallest and largest part of the image's area.
-        ratio: Smallest and largest width divided by height.
-        interpolation: 'bilinear' or 'bicubic'.
+    Images x are floating point, shape (B, C, H, W); for scale and ratio see :func:`random_windows`.
     """
     batch, _, height, width = x.shape
     top, left, h, w, _ = random_windows(x, scale, ratio)

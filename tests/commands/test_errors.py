@@ -31,7 +31,7 @@ from timm_selfconv.cli import main
     (['prune', 'sa_quadratic_tiny_cifar', '--output', 'z', '--keep', '6', '--data', '.', '--count', '0'],
      '--count: 0: needs a whole number above 0'),
     (['prune', 'sa_learned_tiny_cifar', '--output', 'z'], 'say which heads to prune'),
-    (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '.', '--data', 'y', '--output', 'z', '--fact', 'seed'],
+    (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', __file__, '--data', 'y', '--output', 'z', '--fact', 'seed'],
      "--fact: 'seed'"),
 ])
 def test_bad_input_ends_in_one_line(command, message, capsys):

@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 def test_accuracies_of_a_classifier_that_is_known(folder):
-    result = evaluate(RedMeter(), str(folder), progress=False, batch_size=3)
+    result = evaluate(RedMeter(), str(folder), batch_size=3)
     assert result.images == 20
     assert result.top1 == pytest.approx(18 / 20)
     assert result.top5 == pytest.approx(19 / 20)  # what looks like 8 has 9 beside it, what looks like 0 has not
@@ -53,19 +53,19 @@ def test_folders_are_matched_by_name_not_by_position(tmp_path):
         label = CIFAR10_CLASSES.index(name.lower())
         (tmp_path / name).mkdir()
         picture(label).save(tmp_path / name / 'a.png')
-    result = evaluate(RedMeter(), str(tmp_path), progress=False)
+    result = evaluate(RedMeter(), str(tmp_path))
     assert result.top1 == 1 and list(result.per_class) == ['cat', 'dog', 'ship']
     (tmp_path / 'Ship').rename(tmp_path / 'boat')
     with pytest.raises(ValueError, match=r"\['boat', 'cat', 'dog'\], the model's \['airplane'"):
-        evaluate(RedMeter(), str(tmp_path), progress=False)
+        evaluate(RedMeter(), str(tmp_path))
     (tmp_path / 'map.txt').write_text('\n'.join(CIFAR10_CLASSES).replace('ship', 'boat'))
-    assert evaluate(RedMeter(), str(tmp_path), class_map=str(tmp_path / 'map.txt'), progress=False).top1 == 1
+    assert evaluate(RedMeter(), str(tmp_path), class_map=str(tmp_path / 'map.txt')).top1 == 1
 
 
 def test_an_unsorted_folder_has_no_classes(tmp_path):
     picture(3).save(tmp_path / 'a.png')
     with pytest.raises(ValueError, match=r"classes: the dataset's are \[''\]"):
-        evaluate(RedMeter(), str(tmp_path), progress=False)
+        evaluate(RedMeter(), str(tmp_path))
 
 
 def test_the_hub_s_label_names_are_matched_too(tmp_path):
@@ -75,10 +75,10 @@ def test_the_hub_s_label_names_are_matched_too(tmp_path):
     pictures = dict(img=[picture(CIFAR10_CLASSES.index(name)) for name in names], label=[0, 1])
     file = tmp_path / 'data' / 'test-00000-of-00001.parquet'
     datasets.Dataset.from_dict(pictures, features=features).to_parquet(file)
-    assert evaluate(RedMeter(), str(tmp_path / 'data'), progress=False).per_class == dict(cat=1., ship=1.)
+    assert evaluate(RedMeter(), str(tmp_path / 'data')).per_class == dict(cat=1., ship=1.)
     for keys in (dict(input_key='image'), dict(target_key='fine_label')):
         with pytest.raises(ValueError, match=r'needs the columns'):
-            evaluate(RedMeter(), str(tmp_path / 'data'), **keys, progress=False)
+            evaluate(RedMeter(), str(tmp_path / 'data'), **keys)
 
 
 def test_a_picture_that_cannot_be_read_is_not_replaced_by_its_neighbour(folder):
@@ -86,7 +86,7 @@ def test_a_picture_that_cannot_be_read_is_not_replaced_by_its_neighbour(folder):
     Image.effect_noise((64, 64), 50.).save(file)
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"image '.*cat/0.png': needs a readable picture"):
-        evaluate(RedMeter(), str(folder), progress=False)
+        evaluate(RedMeter(), str(folder))
 
 
 def test_pictures_stand_upright(tmp_path):
@@ -106,20 +106,20 @@ def test_a_decompression_bomb_is_no_picture(tmp_path, monkeypatch):
 def test_labels_beyond_the_classes_are_refused(folder):
     model = timm.create_model('sa_quadratic_tiny_cifar', num_classes=4)
     with pytest.raises(ValueError, match=r'labels from 0 to 9.*4 classes'):
-        evaluate(model, str(folder), progress=False)
+        evaluate(model, str(folder))
 
 
 @pytest.mark.parametrize('data', ['nowhere', '/nowhere/at/all', 'csv/table'])
 def test_what_is_no_dataset_is_named(data):
     with pytest.raises(ValueError, match=rf"data='{data}'.*folder or a timm dataset name"):
-        evaluate(RedMeter(), data, progress=False)
+        evaluate(RedMeter(), data)
 
 
 @pytest.mark.parametrize('split', ['nowhere', 'train', 'test[:5]'])
 def test_a_split_that_a_folder_lacks_is_not_all_of_it(folder, split):
     with pytest.raises(ValueError, match=r"split='.*': needs one of \['test'\]"):
-        evaluate(RedMeter(), str(folder), split=split, progress=False)
-    assert evaluate(RedMeter(), str(folder / 'test'), progress=False).images == 20  # a folder of classes has no splits
+        evaluate(RedMeter(), str(folder), split=split)
+    assert evaluate(RedMeter(), str(folder / 'test')).images == 20  # a folder of classes has no splits
 
 
 def test_pictures_are_classified_one_by_one(tmp_path):
@@ -140,8 +140,8 @@ def test_what_is_no_picture_is_named(name, tmp_path):
 
 
 def test_cifar10_is_recognised(cifar10, folder):
-    assert evaluation.is_cifar10_test(RedMeter(), cifar10, progress=False)
-    assert not evaluation.is_cifar10_test(RedMeter(), str(folder), progress=False)
+    assert evaluation.is_cifar10_test(RedMeter(), cifar10)
+    assert not evaluation.is_cifar10_test(RedMeter(), str(folder))
 
 
 @pytest.mark.slow
@@ -149,6 +149,6 @@ def test_cifar10_is_recognised(cifar10, folder):
 def test_shipped_nets_reach_the_accuracy_of_their_cards(name, cifar10):
     """On the first 1,000 images, 100 where they take long, to four standard deviations of such a binomial."""
     card, images = weights.measured_accuracy(name), 100 if zoo_counts()[name.split('.')[0]]['flops'] > 1e9 else 1000
-    result = evaluate(timm.create_model(name, pretrained=True), cifar10, split=f'test[:{images}]', progress=False)
+    result = evaluate(timm.create_model(name, pretrained=True), cifar10, split=f'test[:{images}]')
     assert result.images == images
     assert result.top1 == pytest.approx(card, abs=4 * (card * (1 - card) / images) ** 0.5)

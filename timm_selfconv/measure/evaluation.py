@@ -54,7 +54,6 @@ def evaluate(
         target_key: str = 'label',
         device: str = 'cpu',
         class_map: Optional[str] = None,
-        progress: bool = True,
 ) -> Evaluation:
     """Evaluate a classifier in eval mode, on images preprocessed as its configuration says.
 
@@ -70,7 +69,6 @@ def evaluate(
         device: Where the model runs.
         class_map: timm's class map, which numbers the labels; without it they are matched by their names with the
             model's ``label_names``, where both have some.
-        progress: Show a progress bar, where a terminal does.
 
     Returns:
         Accuracies over all images of the split.
@@ -90,7 +88,7 @@ def evaluate(
     predictions, labels = [], []
     start = time.perf_counter()
     with torch.inference_mode():
-        for images, target in tqdm(loader, unit='batch', leave=False, disable=not progress or None):
+        for images, target in tqdm(loader, unit='batch', leave=False, disable=None):
             logits = model(images.to(on))
             predictions.append(logits.topk(min(5, logits.shape[1])).indices.cpu())
             labels.append(target)
@@ -108,19 +106,18 @@ def evaluate(
     return Evaluation(float(top1.mean()), float(top5.mean()), per_class, len(label), len(label) / seconds)
 
 
-def is_cifar10_test(model: nn.Module, data: str, progress: bool = True) -> bool:
+def is_cifar10_test(model: nn.Module, data: str) -> bool:
     """Return True if a dataset's test split is CIFAR-10's: its 10,000 images, 1,000 a class, in any order.
 
     Args:
         model: Its ``label_names`` number the classes of a dataset that names its own.
         data: As :func:`evaluate`.
-        progress: Show a progress bar, where a terminal does.
     """
     dataset: Any = open_dataset(data, 'test', None, 'img', 'label')
     if isinstance(dataset, IterableDataset) or len(dataset) != 10_000:
         return False
     classes, total = match_classes(model, dataset) or range(256), 0
-    for i in trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=not progress or None):
+    for i in trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=None):
         image, label = dataset[i]
         digest = hashlib.sha256(image.convert('RGB').tobytes() + bytes([classes[label]])).digest()
         total += int.from_bytes(digest, 'big')

@@ -5,7 +5,7 @@ import re
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import tabulate
 from tqdm import tqdm
@@ -15,16 +15,13 @@ from timm_selfconv.weights import LICENSE, card_facts, checksums, default_weight
     teachers
 from .published import PAPER, PUBLISHED, REPORT
 
-tabulate.MIN_PADDING = 0  # of headers, else the tables take 15 columns more
-
-__all__ = [
-    'format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_rows',
-]
+__all__ = ['format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_rows']
 
 # facts of model cards that say how weights came about
 HOW = ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
 MARKS = '* begun in the weights of another net; † learned from a teacher besides labels, or was begun in a net that did'
 
+WORDS = ('name', 'model', 'teacher', 'begun in', 'recipe', 'script', 'hardware', 'time')  # columns of text
 COUNTS = Path(__file__).with_name('counts.json')
 
 
@@ -37,14 +34,19 @@ def zoo_counts() -> Dict[str, Dict[str, int]]:
     return {name: counts.get(name) or live_counts(name) for name in sorted(names)}
 
 
-def live_counts(name: str) -> Dict[str, int]:
-    """Counts of a net of the zoo for its own image size, counted now."""
+def create(name: str) -> Tuple[Any, Any]:
+    """A net of the zoo, and the size of its images: channels, height and width."""
     import timm
     import timm_selfconv.models  # noqa: F401  registers it
+
+    return timm.create_model(name), timm.get_pretrained_cfg_value(name, 'input_size')
+
+
+def live_counts(name: str) -> Dict[str, int]:
+    """Counts of a net of the zoo for its own image size, counted now."""
     from .counting import count
 
-    input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
-    return asdict(count(timm.create_model(name), input_size))
+    return asdict(count(*create(name)))
 
 
 def evidence(weights: str) -> Dict[str, Optional[str]]:
@@ -67,12 +69,11 @@ def measure(name: str) -> Dict[str, Any]:
 
 def time_ratio(plain: str, name: str) -> float:
     """Ratio of the times that a batch of 4 takes through two nets of the zoo, measured here in one run."""
-    import timm
     import torch
     from .bench import bench_nets
 
-    input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
-    seconds = bench_nets([timm.create_model(plain), timm.create_model(name)], torch.randn(4, *input_size))
+    net, input_size = create(name)
+    seconds = bench_nets([create(plain)[0], net], torch.randn(4, *input_size))
     return seconds[0] / seconds[1]
 
 
@@ -125,35 +126,29 @@ def results_rows() -> List[Dict[str, Any]]:
     return [row for row in rows if row['paper'] or row['report'] or row['here']]
 
 
+def shown(value: Any, form: str = '') -> str:
+    """A value for people, '-' for None."""
+    return '-' if value is None else format(value, form)
+
+
 def billions(n: int) -> str:
     return f'{n / 1e9:.2f}B'
 
 
 def accuracy_text(accuracy: Optional[float], row: Dict[str, Any]) -> str:
     """An accuracy with MARKS for what the weights of a row learned from, :func:`evidence`."""
-    marks = ('*' if row['initialised_from'] else '') + ('†' if row['teacher'] else '')
-    return '-' if accuracy is None else f'{accuracy:.4f}{marks}'
+    return shown(accuracy, '.4f') + ('*' if row['initialised_from'] else '') + ('†' if row['teacher'] else '')
 
 
-def teacher_text(row: Dict[str, Any], accuracy: Optional[float]) -> str:
-    return '-' if accuracy is None else row['teacher'] or 'none'
-
-
-def published_text(accuracy: Optional[float]) -> str:
-    return '-' if accuracy is None else f'{accuracy:.3f}'
-
-
-def table(
-        lines: List[Dict[str, Any]],
-        left: Sequence[str],
-        tablefmt: str = 'simple',
-        leave_out: Sequence[str] = (),
-) -> str:
-    """Lines, each a dictionary by header, of which some stand on the left and some are left out."""
-    headers = [header for header in lines[0] if header not in leave_out]
-    return tabulate.tabulate(
-        [[line[header] for header in headers] for line in lines], headers=headers, tablefmt=tablefmt,
-        disable_numparse=True, colalign=['left' if header in left else 'right' for header in headers])
+def table(lines: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
+    """Lines, each a dictionary by header, words on the left and numbers on the right."""
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # of headers, else the tables take 15 columns more
+    try:
+        return tabulate.tabulate(
+            lines, headers='keys', tablefmt=tablefmt, disable_numparse=True,
+            colalign=['left' if header in WORDS else 'right' for header in lines[0]])
+    finally:
+        tabulate.MIN_PADDING = padding
 
 
 def format_tables(rows: List[Dict[str, Any]]) -> str:
@@ -165,15 +160,15 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         for row in mine:
             here, note = row['measured'], f" [{notes.index(row['note']) + 1}]" if row['note'] else ''
             line = {
-                'model': row['label'] + note, 'acc.\npubl.': published_text(row['accuracy']),
+                'model': row['label'] + note, 'acc.\npubl.': shown(row['accuracy'], '.3f'),
                 'acc.\nhere': accuracy_text(here['accuracy'], here),
-                'epochs\nhere': here['epochs'] or '-',
+                'epochs\nhere': shown(here['epochs']),
                 'params\npubl.': row['parameters'], 'params\nhere': f"{here['parameters']:,}",
                 'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops'])}
             if any(row['time_ratio'] for row in mine):
-                line['time\nSA / HA'] = f"{row['time_ratio']:.2f}" if row['time_ratio'] else '-'
+                line['time\nSA / HA'] = shown(row['time_ratio'], '.2f')
             lines.append(line)
-        texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines, left=('model',)))
+        texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines))
     explanation = (
         "FLOPs: the paper's way, 2 x multiply-adds of Linear and Conv2d, for one 3 x 32 x 32 image; timm-selfconv list "
         "has them with attention as the net runs, --json those of explicit attention maps and fvcore's count too. "
@@ -189,25 +184,22 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
 
 def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
     """:func:`zoo_rows` for people, in 100 columns and a format of tabulate's ('github' for Markdown)."""
-    lines = [{
+    return table([{
         'name': row['name'], 'parameters': f"{row['parameters']:,}", 'FLOPs': billions(row['flops']),
-        'published': published_text(row['paper'] or row['report']),
-        'here': accuracy_text(row['accuracy'], row), 'epochs': row['epochs'] or '-',
-        'teacher': teacher_text(row, row['accuracy']),
-    } for row in rows]
-    return table(lines, ('name', 'teacher'), tablefmt)
+        'published': shown(row['paper'] or row['report'], '.3f'), 'here': accuracy_text(row['accuracy'], row),
+        'epochs': shown(row['epochs']), 'teacher': shown(row['accuracy'] and (row['teacher'] or 'none')),
+    } for row in rows], tablefmt)
 
 
 def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:
     """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown), in 100 columns or all."""
-    lines = [{
-        'name': row['name'], 'paper': published_text(row['paper']), 'report': published_text(row['report']),
-        'here': accuracy_text(row['here'], row), 'teacher': teacher_text(row, row['here']),
-        'begun in': row['initialised_from'] or '-', **{key: row[key] or '-' for key in HOW},
-    } for row in rows]
-    extra = () if wide else ['teacher', 'begun in', *(key for key in HOW if key != 'epochs')]
-    left = ('name', 'teacher', 'begun in', *(key for key in HOW if key not in ('epochs', 'seed')))
-    return table(lines, left, tablefmt, extra)
+    return table([{
+        'name': row['name'], 'paper': shown(row['paper'], '.3f'), 'report': shown(row['report'], '.3f'),
+        'here': accuracy_text(row['here'], row),
+        **({'teacher': shown(row['here'] and (row['teacher'] or 'none')), 'begun in': shown(row['initialised_from'])}
+           if wide else {}),
+        **{key: shown(row[key]) for key in (HOW if wide else ['epochs'])},
+    } for row in rows], tablefmt)
 
 
 def replace_table(readme: Path, text: str) -> None:

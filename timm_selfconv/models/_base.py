@@ -4,12 +4,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 import torch.nn as nn
 
-from timm.layers import ClassifierHead, get_device_dtype, to_2tuple
+from timm.layers import ClassifierHead, DropPath, LayerType, Mlp, get_act_layer, get_device_dtype, to_2tuple
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 
-__all__ = ['BlockNet', 'ZooNet', 'check_images', 'check_sizes', 'to_grid_size']
+__all__ = ['Block', 'BlockNet', 'ZooNet', 'check_images', 'check_sizes', 'to_grid_size']
 
 
 def check_sizes(**sizes: Any) -> None:
@@ -59,18 +59,7 @@ class ZooNet(nn.Module):
             min_size: int,
             size_multiple: int = 1,
     ):
-        """
-        Args:
-            in_chans: Channels of the images.
-            num_classes: Number of classes, 0 for features only.
-            num_features: Channels of the features.
-            depth: Number of layers.
-            min_size: Smallest height and width of the images.
-            size_multiple: What their height and width must be multiples of.
-
-        Raises:
-            ValueError: If there are no channels or layers.
-        """
+        """Images have at least ``min_size`` rows and columns, multiples of ``size_multiple``; depth counts layers."""
         super().__init__()
         check_sizes(in_chans=in_chans, depth=depth)
         self.in_chans = in_chans
@@ -134,18 +123,9 @@ class ZooNet(nn.Module):
             output_fmt: str = 'NCHW',
             intermediates_only: bool = False,
     ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
-        """Forward features and return what the chosen layers give.
+        """What timm's nets give for images x, shape (B, C, H, W): chosen layers' maps, and final features before them.
 
-        Args:
-            x: Images, shape (B, C, H, W).
-            indices: Last n layers if an int, all if None, else those of these indices.
-            norm: Nothing: no norm stands behind the layers.
-            stop_early: Stop after the last layer asked for.
-            output_fmt: 'NCHW' or 'NHWC'.
-            intermediates_only: Leave the final features out.
-
-        Returns:
-            The intermediates, or the final features (in the net's own format) and the intermediates.
+        ``norm`` changes nothing, as no norm stands behind the layers; final features come in the net's own format.
         """
         assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
         take_indices, max_index = feature_take_indices(self.depth, indices)
@@ -172,6 +152,48 @@ class ZooNet(nn.Module):
         return x
 
 
+class Block(nn.Module):
+    """Attention, then an MLP, each added to its input; norms follow the sums (post-norm) or come first (pre-norm)."""
+
+    def __init__(
+            self,
+            attn: nn.Module,
+            dim: int,
+            mlp_dim: int,
+            drop: float = 0.,
+            drop_path: float = 0.,
+            act_layer: LayerType = 'gelu',
+            norm_eps: float = 1e-5,
+            pre_norm: bool = False,
+            device=None,
+            dtype=None,
+    ):
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        self.pre_norm = pre_norm
+        self.attn: Any = attn
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
+        self.mlp = Mlp(dim, mlp_dim, act_layer=get_act_layer(act_layer), drop=(0., drop), **dd)
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
+
+    def forward(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor] = None,
+            only_keys: bool = False,
+    ) -> torch.Tensor:
+        """Pass x, shape (B, ..., dim), attending to keys given or its own; or give those, see :class:`BlockNet`."""
+        if only_keys:
+            return self.attn.keys(self.norm1(x) if self.pre_norm else x)
+        if self.pre_norm:
+            x = x + self.drop_path1(self.attn(self.norm1(x), key))
+            return x + self.drop_path2(self.mlp(self.norm2(x)))
+        x = self.norm1(x + self.drop_path1(self.attn(x, key)))
+        return self.norm2(x + self.drop_path2(self.mlp(x)))
+
+
 class BlockNet(ZooNet):
     """Classifier of equal blocks on the patches of an image, which hierarchical nets pass again and again.
 
@@ -191,18 +213,7 @@ class BlockNet(ZooNet):
             depth: int,
             hierarchical: bool,
     ):
-        """
-        Args:
-            patch_size: Side of the patches, in pixels.
-            in_chans: Channels of the images.
-            num_classes: Number of classes, 0 for features only.
-            embed_dim: Channels of what blocks take and give.
-            depth: Number of layers: of blocks, or of passes through the one block of a hierarchical net.
-            hierarchical: Let all layers share one block, and all its passes the keys of the first one's input.
-
-        Raises:
-            ValueError: If an argument is out of range.
-        """
+        """A layer is a block of its own, or in a hierarchical net a pass through the one block with the first keys."""
         super().__init__(in_chans, num_classes, embed_dim, depth, min_size=patch_size, size_multiple=patch_size)
         check_sizes(patch_size=patch_size, embed_dim=embed_dim)
         self.patch_size = patch_size
@@ -216,11 +227,7 @@ class BlockNet(ZooNet):
         return dict(stem=r'^(?!blocks\.|head\.)', blocks=r'^blocks\.(\d+)')
 
     def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
-        """Take images of another (height, width): learned positions are resampled, the rest needs no change.
-
-        Raises:
-            ValueError: If the size is no multiple of the patch size.
-        """
+        """Take images of another (height, width), multiples of the patch size: learned positions are resampled."""
         grid_size = to_grid_size(img_size, self.patch_size)
         for module in self.modules():
             set_grid_size = getattr(module, 'set_grid_size', None)

@@ -8,18 +8,17 @@ hierarchical one)
 Heads are as wide as the layer, there is no norm at the end, and the classifier sees the mean of all tokens, class token
 included. The class token is a patch of zeros, embedded like the others.
 """
-from typing import Any, Dict, Optional, Set, Tuple, Union
+from typing import Any, Dict, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
 
-from timm.layers import ClassifierHead, DropPath, Mlp, calculate_drop_path_rates, resample_abs_pos_embed, \
-    trunc_normal_
+from timm.layers import ClassifierHead, calculate_drop_path_rates, resample_abs_pos_embed, trunc_normal_
 from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock
 
 from timm_selfconv.layers import TokenAttention
-from ._base import BlockNet, check_sizes, to_grid_size
+from ._base import Block, BlockNet, check_sizes, to_grid_size
 from ._cfg import build_net, cifar_cfgs
 
 __all__ = ['ResVit']
@@ -33,43 +32,6 @@ def check_grid(x: torch.Tensor, grid_size: Tuple[int, int]) -> torch.Tensor:
             f'{x.shape[2]} x {x.shape[3]} patches: the positions are learned for {grid_size[0]} x {grid_size[1]}; '
             f'create the model with another img_size or call set_input_size')
     return x
-
-
-class Block(nn.Module):
-    """Attention, then an MLP, each of the normalised input and added to the input itself (pre-norm)."""
-
-    def __init__(
-            self,
-            dim: int,
-            mlp_dim: int,
-            num_heads: int,
-            drop: float = 0.,
-            attn_drop: float = 0.,
-            drop_path: float = 0.,
-            device=None,
-            dtype=None,
-    ):
-        dd = {'device': device, 'dtype': dtype}
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, **dd)
-        self.attn = TokenAttention(dim, num_heads, attn_drop=attn_drop, proj_drop=drop, **dd)
-        self.drop_path1 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
-        self.norm2 = nn.LayerNorm(dim, **dd)
-        self.mlp = Mlp(dim, mlp_dim, drop=(0., drop), **dd)
-        self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
-
-    def forward(
-            self,
-            x: torch.Tensor,
-            key: Optional[torch.Tensor] = None,
-            only_keys: bool = False,
-    ) -> torch.Tensor:
-        """Pass tokens x, shape (B, N, dim), attending to keys given or their own; or give those, see TokenAttention."""
-        if only_keys:
-            return self.attn.keys(self.norm1(x))
-        x = x + self.drop_path1(self.attn(self.norm1(x), key))
-        x = x + self.drop_path2(self.mlp(self.norm2(x)))
-        return x
 
 
 class ResVit(BlockNet):
@@ -130,7 +92,17 @@ class ResVit(BlockNet):
 
         drop_path_rates: Any = [drop_path_rate] if hierarchical else calculate_drop_path_rates(drop_path_rate, depth)
         self.blocks = nn.Sequential(*[
-            Block(embed_dim, mlp_dim, num_heads, drop_rate, attn_drop_rate, rate, **dd) for rate in drop_path_rates])
+            Block(
+                TokenAttention(embed_dim, num_heads, attn_drop=attn_drop_rate, proj_drop=drop_rate, **dd),
+                embed_dim,
+                mlp_dim,
+                drop=drop_rate,
+                drop_path=rate,
+                pre_norm=True,
+                **dd,
+            )
+            for rate in drop_path_rates
+        ])
         self.head = ClassifierHead(embed_dim, num_classes, pool_type=global_pool, input_fmt=self.output_fmt, **dd)
         self.reset_parameters()
 
@@ -167,13 +139,11 @@ class ResVit(BlockNet):
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: ResVit) -> Dict[str, torch.Tensor]:
-    """Fit a checkpoint to a net: unwrap it, resample the positions of another (square) image size."""
-    for key in ('state_dict', 'model'):
-        state_dict = state_dict.get(key, state_dict)
-    out = dict(state_dict)
-    if 'pos_embed' in out and out['pos_embed'].shape[1] != model.pos_embed.shape[1]:
-        out['pos_embed'] = resample_abs_pos_embed(out['pos_embed'], list(model.grid_size))
-    return out
+    """Resample the positions of a checkpoint of another (square) image size."""
+    table = state_dict.get('pos_embed')
+    if table is not None and table.shape[1] != model.pos_embed.shape[1]:
+        return {**state_dict, 'pos_embed': resample_abs_pos_embed(table, list(model.grid_size))}
+    return state_dict
 
 
 default_cfgs = generate_default_cfgs(cifar_cfgs(

@@ -14,57 +14,16 @@ from typing import Any, Dict, Optional, Sequence, Set, Tuple, Union
 import torch
 import torch.nn as nn
 
-from timm.layers import ClassifierHead, DropPath, LayerType, Mlp, calculate_drop_path_rates, get_act_layer, \
-    resample_abs_pos_embed_nhwc
+from timm.layers import ClassifierHead, LayerType, calculate_drop_path_rates, resample_abs_pos_embed_nhwc
 from timm.models import generate_default_cfgs, register_model
 
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.axis_scores import resample_table
-from ._base import BlockNet, check_sizes, to_grid_size
+from ._base import Block, BlockNet, check_sizes, to_grid_size
 from ._cfg import build_net, cifar_cfgs
 from ._released import convert_released, is_released
 
 __all__ = ['SelfAttentionNet']
-
-
-class Block(nn.Module):
-    """Attention, then an MLP, each added to its input and normalised (post-norm)."""
-
-    def __init__(
-            self,
-            dim: int,
-            mlp_dim: int,
-            num_heads: int,
-            drop: float = 0.,
-            attn_drop: float = 0.,
-            drop_path: float = 0.,
-            act_layer: LayerType = 'gelu',
-            norm_eps: float = 1e-12,
-            device=None,
-            dtype=None,
-            **attn_kwargs: Any,
-    ):
-        dd = {'device': device, 'dtype': dtype}
-        super().__init__()
-        self.attn = SelfAttention2d(dim, num_heads, attn_drop=attn_drop, proj_drop=drop, **attn_kwargs, **dd)
-        self.drop_path1 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
-        self.mlp = Mlp(dim, mlp_dim, act_layer=get_act_layer(act_layer), drop=(0., drop), **dd)
-        self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
-
-    def forward(
-            self,
-            x: torch.Tensor,
-            key: Optional[torch.Tensor] = None,
-            only_keys: bool = False,
-    ) -> torch.Tensor:
-        """Pass x, shape (B, H, W, dim), attending to keys given or its own; or give those, see SelfAttention2d."""
-        if only_keys:
-            return self.attn.keys(x)
-        x = self.norm1(x + self.drop_path1(self.attn(x, key)))
-        x = self.norm2(x + self.drop_path2(self.mlp(x)))
-        return x
 
 
 class SelfAttentionNet(BlockNet):
@@ -137,20 +96,25 @@ class SelfAttentionNet(BlockNet):
         self.stem = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
         self.blocks = nn.Sequential(*[
             Block(
+                SelfAttention2d(
+                    embed_dim,
+                    block_heads,
+                    terms=terms,
+                    encoding=encoding,
+                    grid_size=grid_size,
+                    qk_bias=qk_bias,
+                    proj=attn_proj,
+                    head_dim=head_dim,
+                    attn_drop=attn_drop_rate,
+                    proj_drop=drop_rate,
+                    **dd,
+                ),
                 embed_dim,
                 mlp_dim,
-                block_heads,
                 drop=drop_rate,
-                attn_drop=attn_drop_rate,
                 drop_path=rate,
                 act_layer=act_layer,
                 norm_eps=norm_eps,
-                terms=terms,
-                encoding=encoding,
-                grid_size=grid_size,
-                qk_bias=qk_bias,
-                proj=attn_proj,
-                head_dim=head_dim,
                 **dd,
             )
             for block_heads, rate in zip(heads, drop_path_rates)
@@ -173,13 +137,11 @@ class SelfAttentionNet(BlockNet):
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) -> Dict[str, torch.Tensor]:
-    """Fit a checkpoint to a net: unwrap it, translate the released code's, resample learned encodings.
+    """Fit a checkpoint to a net: translate the released code's, resample learned encodings.
 
-    Raises:
-        ValueError: If a layer of the checkpoint has another number of heads than the net's.
+    A ValueError if a layer of the checkpoint has another number of heads than the net's.
     """
-    for key in ('model_state_dict', 'state_dict', 'model'):
-        state_dict = state_dict.get(key, state_dict)
+    state_dict = state_dict.get('model_state_dict', state_dict)
     if is_released(state_dict):
         state_dict = convert_released(state_dict, model.patch_size)
 

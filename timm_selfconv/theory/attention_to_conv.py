@@ -12,6 +12,7 @@ import torch
 import torch.nn as nn
 from timm.layers import to_2tuple
 from timm.models._input import get_model_input_config
+from torchvision.transforms.functional import center_crop
 
 from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.conv_attention import CONVS, Conv, pad_widths, tap_centers
@@ -42,11 +43,6 @@ class ConvReport:
     border_error: Optional[float]
 
 
-def by_position_alone(attn: SelfAttention2d) -> bool:
-    """Return True if a layer keeps the position term of the score only."""
-    return attn.terms == ('position',)
-
-
 def position_encoding(attn: nn.Module) -> Union[QuadraticEncoding, LearnedEncoding]:
     """The encoding of a layer that attends by position only.
 
@@ -55,7 +51,7 @@ def position_encoding(attn: nn.Module) -> Union[QuadraticEncoding, LearnedEncodi
     """
     if not isinstance(attn, SelfAttention2d):
         raise ValueError(f'attn={type(attn).__name__}: needs a SelfAttention2d or a ConvAttention')
-    if not by_position_alone(attn):
+    if attn.terms != ('position',):
         raise ValueError("attn: looks at content, which no convolution does; needs terms=('position',)")
     assert isinstance(attn.encoding, (QuadraticEncoding, LearnedEncoding))
     return attn.encoding
@@ -72,15 +68,14 @@ def offset_scores(encoding: Union[QuadraticEncoding, LearnedEncoding], kernel_si
     Raises:
         ValueError: If a learned encoding has no vectors for such offsets.
     """
-    reach = kernel_size[0] // 2 + 1, kernel_size[1] // 2 + 1
+    reach = kernel_size[0] // 2, kernel_size[1] // 2
     if isinstance(encoding, LearnedEncoding):
         known = len(encoding.row_table) // 2, len(encoding.col_table) // 2
-        if reach[0] > known[0] + 1 or reach[1] > known[1] + 1:
+        if reach[0] > known[0] or reach[1] > known[1]:
             raise ValueError(
-                f'a kernel of {kernel_size} has offsets up to {(reach[0] - 1, reach[1] - 1)}, but the learned encoding '
-                f'has them up to {known} alone')
-    rows, cols, cross = encoding.offset_tables(*reach)
-    d1, d2 = (torch.arange(1 - n, n) for n in reach)
+                f'kernel_size={kernel_size}: has offsets up to {reach}, the learned encoding only up to {known}')
+    rows, cols, cross = encoding.offset_tables(reach[0] + 1, reach[1] + 1)
+    d1, d2 = (torch.arange(-n, n + 1) for n in reach)
     return rows[:, :, None] + cols[:, None] + cross[:, None, None] * d1[:, None] * d2
 
 
@@ -107,28 +102,14 @@ def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
 
 def held_mass(patterns: torch.Tensor, kernel_size: Tuple[int, int]) -> torch.Tensor:
     """Share of each pattern, shape (heads, rows, columns), that falls into a centred kernel, shape (heads,)."""
-    (height, width), (k1, k2) = patterns.shape[1:], kernel_size
-    top, left = (height - k1) // 2, (width - k2) // 2
-    return patterns[:, top:top + k1, left:left + k2].sum(dim=(1, 2))
-
-
-def all_offsets(encoding: Union[QuadraticEncoding, LearnedEncoding], grid_size: Tuple[int, int]) -> Tuple[int, int]:
-    """Rows and columns of the largest kernel that an encoding has a pattern for.
-
-    A quadratic encoding knows every offset; on a grid they reach from ``-(side - 1)`` to ``side - 1``. A learned one
-    has been asked for ``side`` of them at a time only, so its largest kernel is what fits in the grid.
-    """
-    height, width = grid_size
-    if isinstance(encoding, LearnedEncoding):
-        return odd(height), odd(width)
-    return 2 * height - 1, 2 * width - 1
+    return center_crop(patterns, list(kernel_size)).sum(dim=(1, 2))
 
 
 def choose_kernel_size(patterns: torch.Tensor, largest: Tuple[int, int]) -> Tuple[int, int]:
     """The smallest odd kernel that holds :data:`MASS` of every head, or the largest allowed if none does.
 
-    It is square, as far as the largest is, because the heads of a layer lie on all sides of the query. Patterns are the
-    heads' attention over all offsets, shape (heads, rows, columns).
+    Square, as far as the largest is: the heads of a layer lie on all sides of the query. Patterns are the heads'
+    attention over all offsets, shape (heads, rows, columns).
     """
     for side in range(1, max(largest), 2):
         kernel_size = min(side, largest[0]), min(side, largest[1])
@@ -246,11 +227,12 @@ def attention_to_conv(
             grid_size = (len(encoding.row_table) + 1) // 2, (len(encoding.col_table) + 1) // 2
         else:
             grid_size = 16, 16
-    largest = all_offsets(encoding, grid_size)
+    height, width = grid_size
+    # a learned encoding has been asked for as many offsets at a time as the grid has rows or columns
+    largest = (odd(height), odd(width)) if isinstance(encoding, LearnedEncoding) else (2 * height - 1, 2 * width - 1)
     patterns = head_kernels(attn, largest)
-    kernel: Tuple[int, int]
     if kernel_size is None:
-        kernel = choose_kernel_size(patterns, (odd(grid_size[0]), odd(grid_size[1])))
+        kernel = choose_kernel_size(patterns, (odd(height), odd(width)))
     else:
         kernel = to_2tuple(kernel_size)
     if any(side % 2 == 0 or not 1 <= side <= limit for side, limit in zip(kernel, largest)):
@@ -319,7 +301,7 @@ def reparameterizable(
         height, width = get_model_input_config(model)['input_size'][1:]
         grid_size = height // model.patch_size, width // model.patch_size
     model = copy.deepcopy(model)
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d) and by_position_alone(m)]
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d) and m.terms == ('position',)]
     if not layers:
         raise ValueError("model: all layers look at content, which no convolution does; needs terms=('position',)")
     for attn in layers:

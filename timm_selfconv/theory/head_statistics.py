@@ -12,16 +12,8 @@ from timm_selfconv.layers.axis_scores import axis_offsets
 from .residual import KernelSize, at_taps, grid_size, interior
 
 __all__ = [
-    'acting_taps',
-    'center_of_mass',
-    'entropy',
-    'largest_probability',
-    'mean_distance',
-    'mirror_symmetry',
-    'overlap',
-    'spread',
-    'translation_consistency',
-]
+    'acting_taps', 'center_of_mass', 'entropy', 'largest_probability', 'mean_distance', 'mirror_symmetry', 'overlap',
+    'spread', 'translation_consistency']
 
 
 def center_of_mass(maps: torch.Tensor) -> torch.Tensor:

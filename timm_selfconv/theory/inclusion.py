@@ -104,7 +104,7 @@ def fit_tables(source: nn.Module, encoding: LearnedEncoding, scale: float = 1.) 
 
 
 def include_position(source: nn.Module, target: nn.Module, heads: int) -> None:
-    """Give the first heads of a target encoding the position scores of a source; a ValueError if no rung leads there."""
+    """Give the first heads of a target encoding a source's position scores; a ValueError if no rung leads there."""
     if isinstance(target, LearnedEncoding):
         target.row_keys[:heads], target.col_keys[:heads] = fit_tables(source, target)
     elif (isinstance(target, QuadraticEncoding) and isinstance(source, QuadraticEncoding) and target.full >= source.full
@@ -210,7 +210,7 @@ def traits(model: SelfAttentionNet) -> Dict[str, Any]:
 
 
 def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
-    """A registered net of the sizes of a model; a ValueError if there is none of that name, or it is of another kind."""
+    """A registered net of the sizes of a model; a ValueError if there is none, or it is of another kind."""
     if not timm.is_model(name) or timm.model_entrypoint(name).__module__ != SelfAttentionNet.__module__:
         raise ValueError(f'target={name!r}: needs a SelfAttentionNet, or the registered name of one')
     default: Any = timm.create_model(name, device='meta')

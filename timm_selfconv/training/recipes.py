@@ -44,7 +44,12 @@ def flag() -> Key:
 
 
 def number(
-        default: Optional[float], low: float = 0., high: float = math.inf, above: bool = False, kind: type = float) -> Key:
+        default: Optional[float],
+        low: float = 0.,
+        high: float = math.inf,
+        above: bool = False,
+        kind: type = float,
+) -> Key:
     def accepts(value: float) -> bool:
         return low <= value <= high and math.isfinite(value) and not (above and value == low)
 

@@ -25,11 +25,7 @@ LICENSE = 'apache-2.0'
 
 
 def weights_path(name: str) -> Path:
-    """Path of weights if they ship with the package.
-
-    Args:
-        name: Registered name of a net, for its weights from scratch (tag ``cifar10``), or ``name.tag`` for others.
-    """
+    """Path of weights if they ship: a net's registered name stands for those from scratch, ``name.tag`` for others."""
     return WEIGHTS_DIR / f"{name.removesuffix('.cifar10')}.safetensors"
 
 
@@ -48,14 +44,7 @@ def checksums() -> Dict[str, str]:
 
 
 def default_weights(name: str) -> str:
-    """Name of the weights that ``pretrained=True`` loads, as :func:`weights_path` takes it.
-
-    Args:
-        name: Registered name of a net, for the most accurate of its weights, or ``name.tag``.
-
-    Returns:
-        The name itself if none ship.
-    """
+    """Name of a net's most accurate weights, which ``pretrained=True`` loads; the name itself if none ship."""
     tagged = [n for n in checksums() if n.partition('.')[0] == name] or [name.removesuffix('.cifar10')]
     if len(tagged) == 1:  # cards take time to read, and this runs for every net when the package is imported
         return tagged[0]
@@ -63,14 +52,7 @@ def default_weights(name: str) -> str:
 
 
 def measured_accuracy(name: str) -> Optional[float]:
-    """CIFAR-10 test accuracy that the model card of shipped weights states.
-
-    Args:
-        name: Name of the weights, see :func:`weights_path`.
-
-    Returns:
-        Accuracy between 0 and 1, or None if no card ships.
-    """
+    """CIFAR-10 test accuracy, from 0 to 1, that the model card of shipped weights states; None if no card ships."""
     if not card_path(name).is_file():
         return None
     results = ModelCard.load(card_path(name)).data.eval_results or []
@@ -78,14 +60,7 @@ def measured_accuracy(name: str) -> Optional[float]:
 
 
 def card_facts(name: str) -> Dict[str, str]:
-    """The table of shipped weights' model card: how they came about.
-
-    Args:
-        name: Name of the weights, see :func:`weights_path`.
-
-    Returns:
-        Facts such as recipe, epochs, seed, hardware and time, as the card words them; empty if no card ships.
-    """
+    """Facts of shipped weights' model card (recipe, epochs, seed, time, ...), in its words; empty if no card ships."""
     if not card_path(name).is_file():
         return {}
     return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
@@ -109,11 +84,7 @@ def teachers(name: str) -> List[str]:
 
 
 def provenance(name: str) -> str:
-    """Teacher and origin of shipped weights in a phrase, or that there were none.
-
-    Args:
-        name: Name of the weights, see :func:`weights_path`.
-    """
+    """Teacher and origin of shipped weights in a phrase, or that there were none."""
     begun, taught = origin(name), teachers(name)
     told = [f'begun in {begun}'] if begun else []
     told += [f'taught by {", ".join(taught)}'] if taught else []
