@@ -280,16 +280,10 @@ def padded_crop(x: torch.Tensor, padding: int) -> torch.Tensor:
 
 def random_windows(
         x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], margin: int = 0) -> Tuple[torch.Tensor, ...]:
-    """Draw a window of each image, as timm's augmentations: the first of ten that fits.
+    """Draw a window of each image, shape (B, C, H, W), as timm's augmentations: the first of ten that fits.
 
-    Args:
-        x: Images, shape (B, C, H, W).
-        scale: Smallest and largest part of the image's area.
-        ratio: Smallest and largest width divided by height.
-        margin: Pixels by which a window that fits is smaller than the image.
-
-    Returns:
-        Top, left, height and width in pixels, and whether one fits, all of shape (B,).
+    Scale is the smallest and largest part of the image's area, ratio of width to height; a window that fits is smaller
+    than the image by ``margin`` pixels. Returns top, left, height and width in pixels, and whether one fits, shape (B,).
     """
     batch, _, height, width = x.shape
     draws = torch.rand(2, 10, batch, device=x.device)

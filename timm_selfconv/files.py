@@ -12,9 +12,9 @@ import secrets
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, Union
+from typing import Any, Callable, Iterator, Type, Union
 
-__all__ = ['check_new', 'new_folder', 'replace_file', 'sha256', 'write_new']
+__all__ = ['check_new', 'new_folder', 'os_errors', 'replace_file', 'sha256', 'write_new']
 
 PathLike = Union[str, Path]
 NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF)  # of network file systems, and of Windows
@@ -56,6 +56,15 @@ def flush(*paths: Path) -> None:
 
 
 @contextmanager
+def os_errors(what: Any, *kinds: Type[Exception]) -> Iterator[None]:
+    """Raise errors of other kinds, such as those of torch.save and safetensors on a full disk, as an OSError."""
+    try:
+        yield
+    except kinds as e:
+        raise OSError(f'{what}: {e or type(e).__name__}') from e
+
+
+@contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
     """Name of a temporary file or folder beside ``path``, removed in the end if it is still there."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,10 +90,8 @@ def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
     """
     path = Path(path)
     with temporary_beside(path) as temporary:
-        try:
+        with os_errors(f'{path} cannot be written, is the disk full?', RuntimeError):
             write(temporary)
-        except RuntimeError as e:  # torch.save's
-            raise OSError(f'{path}: cannot be written ({e}); is the disk full?') from e
         flush(temporary)
         os.replace(temporary, path)
         flush(path.parent)

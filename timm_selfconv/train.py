@@ -3,16 +3,10 @@
     timm-selfconv train recipes/paper.yaml model=sa_learned_cifar --output runs/learned
     timm-selfconv train recipes/paper.yaml model=sa_learned_cifar --output runs/fast batch_size=512 lr=0.512
 
-``python -m timm_selfconv.train`` is the same. timm's train.py is the reference. What differs here: all images lie on
-the device as uint8 and are cropped and flipped there, the optimiser is fused and a GPU runs the net compiled, once for
-each image size, so nothing waits for a data loader. KEY=VALUE replaces a key of the recipe (YAML; null removes it). A
-key that this script does not know stops it, so no part of a recipe is left out in silence. Six keys are for this script
-only: `crop_padding`, the papers' random crop of the image padded with black, which train.py ignores (timm has none) in
-favour of `scale` and `ratio`; `img_sizes`, what images are shrunk to last, from which epoch on: {0: 16, 10: 24, 20: 32}
-begins with 16 x 16 pixels, a quarter of the work; `stem_whitening`, begin with a stem that whitens patches, its outputs
-of this standard deviation; `position_lr_scale`, the learning rate of position encodings as a multiple of the others';
-`kd_maps`, which layers learn the maps of which of the teacher's stages, both from 0, and `kd_maps_weight`, how much
-that counts. A teacher (`kd_model_name`) sees the same crops at full size.
+``python -m timm_selfconv.train`` is the same. Unlike train.py it keeps all images on the device as uint8 and crops and
+flips them there, and a GPU runs the net compiled, once for each image size. KEY=VALUE replaces a key of the recipe
+(YAML; null removes it); an unknown key stops it. Keys for this script only, which recipes/README.md explains:
+`crop_padding`, `img_sizes`, `stem_whitening`, `position_lr_scale`, `kd_maps` and `kd_maps_weight`.
 
 Images are resized and cropped as the net's configuration asks for, or to `img_size` pixels, and their classes are the
 net's by name. `num_classes` gives it a new classifier, for those of the data; `pretrained` begins in its weights.

@@ -5,12 +5,11 @@ from typing import Mapping, Sequence, Union
 import timm
 import torch
 from PIL import Image
-from timm.models import save_for_hf
 
 from timm_selfconv.data import preprocess
 from timm_selfconv.weights import card_path, measured_accuracy, provenance
 from timm_selfconv.weights.loading import OWNER, WEIGHTS_FILE, read_weights
-from timm_selfconv.weights.saving import write_errors
+from timm_selfconv.weights.saving import write_net
 from .explorer import explorer_page
 from .figures import draw_figures, save_figure
 
@@ -53,9 +52,7 @@ def write_repository(
     """
     folder = Path(folder)
     model = timm.create_model(name, pretrained=True).eval()
-    with write_errors(folder):
-        config = dict(pretrained_cfg=dict(hf_hub_id=f'{OWNER}/{name}'))
-        save_for_hf(model, str(folder), safe_serialization=True, model_config=config)
+    write_net(model, folder, pretrained_cfg=dict(hf_hub_id=f'{OWNER}/{name}'))
     (folder / WEIGHTS_FILE).write_bytes(read_weights(name))  # the shipped bytes, float16
     shown = ''
     with torch.inference_mode():

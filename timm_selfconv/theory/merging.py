@@ -36,19 +36,10 @@ class HeadMerge:
 
 
 def gathered_moments(
-        model: nn.Module,
-        attn: SelfAttention2d,
-        images: torch.Tensor,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Mean and covariance, over queries and images, of what the heads of a layer gather, before their values.
+        model: nn.Module, attn: SelfAttention2d, images: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Mean, shape (heads dim,), and covariance, float64, of what the heads of a layer gather, before their values.
 
-    Args:
-        model: A net in eval mode.
-        attn: One of its layers.
-        images: Shape (B, in_chans, H, W).
-
-    Returns:
-        Mean, shape (heads dim,), and covariance, (heads dim, heads dim), float64.
+    Over queries and images, shape (B, in_chans, H, W); the model is in eval mode.
     """
     count, total, products = 0, torch.zeros(()), torch.zeros(())
 

@@ -15,11 +15,7 @@ HELD_OUT = 0.2  # of each class, where a folder has no pictures to validate on
 
 
 def read_classes(folder: Path, class_map: Optional[Dict[str, int]] = None) -> Any:
-    """timm's reader of FOLDER/CLASS/PICTURE.
-
-    Args:
-        folder: The folder.
-        class_map: Number of each class, in their names' order by default.
+    """timm's reader of FOLDER/CLASS/PICTURE, with a number for each class, in their names' order by default.
 
     Raises:
         ValueError: If a class has no pictures or is not in the map, or pictures lie elsewhere; they are named.

@@ -11,13 +11,12 @@ from typing import Any, Dict, Optional, Sequence
 
 import torch
 from filelock import FileLock, Timeout
-from timm.models import save_for_hf
 
 from timm_selfconv.data import class_names, data_name, load_images
 from timm_selfconv.files import check_new, replace_file
 from timm_selfconv.weights import card_facts, default_weights, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
-from timm_selfconv.weights.saving import card_text, write_errors
+from timm_selfconv.weights.saving import card_text, write_net
 from .trainer import Training, as_value_error, create_net
 
 __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
@@ -142,8 +141,8 @@ def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
         f"{', '.join(classes)}.",
         {**facts, 'validation accuracy': f"{training.history[-1]['eval_top1'] / 100:.4f} (in eval mode)"},
         f"'local-dir:{name}', pretrained=True")
-    with write_errors(folder), tempfile.TemporaryDirectory() as temporary:
-        save_for_hf(net, temporary, model_config=dict(label_names=classes), safe_serialization=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        write_net(net, temporary, label_names=classes)
         Path(temporary, 'README.md').write_text(card)
         for file in (WEIGHTS_FILE, 'README.md', 'config.json'):  # the last makes a net of a folder
             replace_file(folder / file, partial(shutil.copyfile, Path(temporary, file)))

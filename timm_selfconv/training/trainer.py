@@ -150,7 +150,8 @@ class Training:
             f'opt={args.opt!r}', lambda: create_optimizer_v2(self.student, **optimizer_kwargs(args), **fused))
         if getattr(self.optimizer, 'is_second_order', False):
             raise ValueError(f'opt={args.opt!r}: needs second derivatives, which timm_selfconv.train does not take')
-        self.grid = self.layer_grid()
+        patch_size = getattr(self.model, 'patch_size', None)  # rows and columns of the layers for images at full size
+        self.grid = None if patch_size is None else [side // patch_size for side in self.images.shape[-2:]]
         self.history: List[Dict[str, Any]] = []
         self.start = self.heads()
         self.seconds = 0.
@@ -165,11 +166,6 @@ class Training:
         images = at_size(self.augment.normalize(self.images[:5000]), args.img_sizes.get(0))
         stem: Any = self.model.get_submodule(self.model.pretrained_cfg['first_conv'])
         whiten_stem(stem, images, args.stem_whitening)
-
-    def layer_grid(self) -> Optional[List[int]]:
-        """Rows and columns of the layers for images at full size; None for nets without patches."""
-        patch_size = getattr(self.model, 'patch_size', None)
-        return None if patch_size is None else [side // patch_size for side in self.images.shape[-2:]]
 
     def heads(self) -> Optional[List[List[List[float]]]]:
         """Offsets and covariances of the heads, by layer, as :mod:`timm_selfconv.weights.history` has it."""

@@ -9,7 +9,6 @@ import safetensors.torch
 import torch
 from huggingface_hub import constants, get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url, \
     try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError
 from timm.models import PretrainedCfg
 
 from . import checksums, default_weights, weights_path
@@ -32,9 +31,6 @@ def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
 
     The tag of the most accurate weights comes first, as timm takes the first one with weights for the default. The tag
     ``cifar10`` is always there, without a source if there are no such weights.
-
-    Args:
-        name: Registered name of the net.
     """
     tagged = [entry for entry in checksums() if entry.partition('.')[0] == name]
     return {
@@ -116,10 +112,6 @@ def download(name: str, anew: bool) -> Path:
             raise OSError(f'its ETag {etag!r} is no name of a file')
         return Path(hf_hub_download(**repo, force_download=anew))
     except Exception as e:  # whatever the client's HTTP library raises: it changed with the client's versions
-        problem = f'cannot be downloaded from {constants.ENDPOINT} ({e or type(e).__name__}); check the network'
-        if isinstance(e, HfHubHTTPError):
-            status = e.response.status_code
-            problem = f'{OWNER}/{name} on {constants.ENDPOINT} ' + (
-                f'answers {status}' if status not in (401, 403, 404) else
-                'is not there or not for you (log in: hf auth login); TIMM_SELFCONV_HUB names another owner')
-        raise RuntimeError(f'{name}: {problem}, or take {remedy}') from e
+        raise RuntimeError(
+            f'{OWNER}/{name}: cannot be downloaded from {constants.ENDPOINT} ({e or type(e).__name__}); check the '
+            f'network, log in (hf auth login), name another owner (TIMM_SELFCONV_HUB), or take {remedy}') from e

@@ -1,26 +1,14 @@
 """Nets on the Hub: a repository each."""
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Union
+from typing import Union
 
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
 
+from timm_selfconv.files import os_errors
 from .loading import REVISION, WEIGHTS_FILE, require_hub
 
 __all__ = ['publish']
-
-
-@contextmanager
-def client_errors(repo_id: str) -> Iterator[None]:
-    """Raises what the Hub's client raises as an OSError that names the repository.
-
-    The errors of its HTTP library are not all OSErrors, and that library changed with the client's versions.
-    """
-    try:
-        yield
-    except Exception as e:
-        raise OSError(f'{repo_id}: {e or type(e).__name__}') from e
 
 
 def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bool:
@@ -45,7 +33,8 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bo
     if not all((folder / name).is_file() for name in ('config.json', WEIGHTS_FILE)):
         raise ValueError(f'folder={str(folder)!r}: needs config.json and {WEIGHTS_FILE}')
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob('*') if path.is_file()}
-    with client_errors(repo_id), tempfile.TemporaryDirectory() as cache:
+    # not all errors of the client's HTTP library are OSErrors, and that library changed with its versions
+    with os_errors(repo_id, Exception), tempfile.TemporaryDirectory() as cache:
         require_hub()
         api.create_repo(repo_id, private=private, exist_ok=True)
         additions = [CommitOperationAdd(name, path) for name, path in files.items()]

@@ -1,7 +1,6 @@
 """Weight files, folders and model cards: each written whole or not at all."""
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Union
 
 import safetensors.torch
 import timm.models
@@ -10,10 +9,10 @@ import torch.nn as nn
 from huggingface_hub import EvalResult, ModelCardData
 from safetensors import SafetensorError
 
-from timm_selfconv.files import new_folder, replace_file, write_new
+from timm_selfconv.files import new_folder, os_errors, replace_file, write_new
 from . import LICENSE
 
-__all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_weights']
+__all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_weights', 'write_net']
 
 
 def record_checksum(path: Path, checksum: str) -> None:
@@ -40,15 +39,6 @@ def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch
     return tensors
 
 
-@contextmanager
-def write_errors(path: Union[str, Path]) -> Iterator[None]:
-    """Raises the errors of safetensors while it writes, such as those of a full disk, as an OSError."""
-    try:
-        yield
-    except SafetensorError as e:
-        raise OSError(f'{path} cannot be written ({e})') from e
-
-
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
     """Save a model's state dict as safetensors, floating point tensors in another dtype.
 
@@ -66,6 +56,12 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
     write_new(path, safetensors.torch.save(portable_state_dict(model, dtype), metadata={'format': 'pt'}))
 
 
+def write_net(model: nn.Module, folder: Union[str, Path], **config: Any) -> None:
+    """Write a net that timm made into a folder as timm does, with more keys of its configuration."""
+    with os_errors(f'{folder} cannot be written', SafetensorError):
+        timm.models.save_for_hf(model, str(folder), model_config=config, safe_serialization=True)
+
+
 def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
     """Save a net as the folder that timm's ``local-dir:`` and ``hf-hub:`` models are, whole or not at all.
 
@@ -77,8 +73,8 @@ def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
         FileExistsError: If there is something already; it is left alone.
         OSError: If it can't be written whole.
     """
-    with write_errors(folder), new_folder(folder) as temporary:
-        timm.models.save_for_hf(model, str(temporary), safe_serialization=True)
+    with new_folder(folder) as temporary:
+        write_net(model, temporary)
 
 
 PAPER = '[Cordonnier, Loukas and Jaggi (2020)](https://arxiv.org/abs/1911.03584)'
