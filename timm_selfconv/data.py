@@ -142,9 +142,9 @@ def open_dataset(
     Args:
         data: Folder or name.
         split: Split of the dataset.
-        data_dir: Where the files of a named dataset lie, for those that need it.
+        data_dir: Folder of a named dataset's files, for those that need it.
         input_key: Column of the images, for the Hub's layout.
-        target_key: Column of the labels, for the Hub's layout; None if nobody looks at them.
+        target_key: Column of the labels, for the Hub's layout; None if they are not needed.
         class_map: timm's: a file with a class name per line, or a dictionary, that gives labels their numbers.
 
     Raises:
@@ -178,7 +178,7 @@ def open_dataset(
         raise ValueError(f'data={data!r}, {target_key=}: needs a column of class numbers, has {type(label).__name__}')
     if is_folder:
         splits = [name for name in SPLITS if (folder / name).is_dir()]
-        if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all that there is
+        if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all pictures
             raise ValueError(f'split={split!r}: needs one of {splits} in the folder {data!r}')
     if not len(dataset):
         raise ValueError(f'data={data!r}: split {split!r} has no images')
@@ -248,7 +248,7 @@ def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:
     Args:
         dataset: See :func:`open_dataset`; its transform is replaced.
         model: One with a timm configuration.
-        device: Where to.
+        device: Device for the images.
 
     Raises:
         ValueError: If pictures can't be read; they are named, three at most.
@@ -283,7 +283,7 @@ def random_windows(
     """Draw a window of each image, shape (B, C, H, W), as timm's augmentations: the first of ten that fits.
 
     Scale is the smallest and largest part of the image's area, ratio of width to height; a window that fits is smaller
-    than the image by ``margin`` pixels. Returns top, left, height and width in pixels, and whether one fits, shape (B,).
+    than the image by ``margin`` pixels. Returns top, left, height and width in pixels and whether one fits, shape (B,).
     """
     batch, _, height, width = x.shape
     draws = torch.rand(2, 10, batch, device=x.device)

@@ -82,11 +82,11 @@ def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
     """Write a file in the place of one that may exist.
 
     Args:
-        path: Where to; its folder is made if need be.
+        path: Its path; the folder is created if need be.
         write: Writes the whole content to the path that it is given.
 
     Raises:
-        OSError: If it can't be written whole; what was there is left alone.
+        OSError: If it can't be written whole; an existing file stays as it is.
     """
     path = Path(path)
     with temporary_beside(path) as temporary:
@@ -101,11 +101,11 @@ def write_new(path: PathLike, content: bytes) -> None:
     """Write a file that must not exist yet.
 
     Args:
-        path: Where to; its folder is made if need be.
-        content: What to write.
+        path: Its path; the folder is created if need be.
+        content: All of it.
 
     Raises:
-        FileExistsError: If there is something already; it is left alone.
+        FileExistsError: If there is something already, which stays as it is.
     """
     path = Path(path)
     check_new(path)
@@ -128,7 +128,7 @@ def new_folder(path: PathLike) -> Iterator[Path]:
         An empty folder to fill; it gets its name when the block ends, and vanishes if the block raises.
 
     Raises:
-        FileExistsError: If there is something already; it is left alone.
+        FileExistsError: If there is something already, which stays as it is.
     """
     path = Path(path)
     check_new(path)

@@ -1,4 +1,4 @@
-"""What the commands of ``timm-selfconv`` take and do; :mod:`timm_selfconv.cli` collects them.
+"""Arguments and actions of the commands of ``timm-selfconv``; :mod:`timm_selfconv.cli` collects them.
 
 In any module here whose name has no underscore, a command NAME is two functions:
 

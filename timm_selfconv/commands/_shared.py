@@ -51,7 +51,7 @@ def model_name(text: str) -> str:
 
 
 def add_model(parser: ArgumentParser) -> None:
-    """Which net, and with which weights: the arguments of :func:`create_model`."""
+    """A net and its weights: the arguments of :func:`create_model`."""
     parser.add_argument(
         'model', type=model_name, metavar='MODEL', help='a name that timm-selfconv list shows, or local-dir:FOLDER')
     weights = parser.add_mutually_exclusive_group()
@@ -67,7 +67,7 @@ def add_fuse(parser: ArgumentParser) -> None:
 
 
 def add_data(parser: ArgumentParser, split: str = 'test') -> None:
-    """Which images of a dataset: arguments of :func:`timm_selfconv.data.open_dataset`."""
+    """Images of a dataset: arguments of :func:`timm_selfconv.data.open_dataset`."""
     parser.add_argument('--data-dir', help='where the files of a named dataset lie')
     parser.add_argument('--split', default=split, help=f'split of the dataset (default: {split})')
     parser.add_argument('--input-key', default='img', help='column of the images (default: img)')

@@ -38,7 +38,7 @@ def run_export(args: Namespace) -> None:
     from timm_selfconv.weights.history import HISTORY, find_history, read_history
 
     path = args.output / weights_path(args.model).name
-    check_new(path)  # a card alone is what an export left that was killed
+    check_new(path)  # a card without weights is what a killed export left
     history = find_history(Path(args.checkpoint).parent)  # of the run
     if history is not None:
         read_history(history)
@@ -153,13 +153,13 @@ def prune(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
     rows = [{
         'layer': layer, 'head dropped': head, 'largest eigenvalue': float(eigenvalues[layer][head, 1]),
         'condition number': float(theory.condition_numbers(eigenvalues[layer])[head]),
-        'it attends to': 'all pixels alike' if eigenvalues[layer][head, 1] < args.min_eigenvalue else 'a thin stripe',
+        'it attends to': 'all pixels equally' if eigenvalues[layer][head, 1] < args.min_eigenvalue else 'a thin stripe',
     } for layer, dropped in heads.items() for head in dropped]
     return theory.prune_heads(model, heads), rows
 
 
 def run_prune(args: Namespace) -> None:
-    """Drop heads that see all pixels alike or a thin stripe, heads you name, or those whose work others can do."""
+    """Drop heads that see all pixels equally or a thin stripe, heads you name, or those whose work others can do."""
     if args.keep and args.data is None:
         raise ValueError(f'keep={args.keep}: needs --data, images on which heads take over what others did')
     if args.data is not None and not args.keep:

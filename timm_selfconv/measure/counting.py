@@ -35,8 +35,8 @@ class Counts:
     Attributes:
         parameters: Numbers in all parameters, frozen ones included.
         linear_conv_flops: 2 x multiply-adds of Linear and Conv2d: the papers' convention.
-        fvcore_macs: What fvcore prints for the path that runs, given a handle for fused attention, which it doesn't
-            know: multiply-adds (it says flops), with norms and adaptive pooling, and to four digits an einsum.
+        fvcore_macs: fvcore's count for the path that runs, given a handle for fused attention, which it doesn't know:
+            multiply-adds (it says flops), with norms and adaptive pooling, and to four digits an einsum.
         dense_flops: 2 x all multiply-adds, attention through explicit maps.
         flops: 2 x all multiply-adds, attention on the path that runs.
     """

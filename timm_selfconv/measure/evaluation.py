@@ -63,10 +63,10 @@ def evaluate(
             ('hfds/uoft-cs/cifar10', 'torch/cifar10', ...).
         split: Split of the dataset.
         batch_size: Images a batch.
-        data_dir: Where the files of a named dataset lie, for those that need it ('torch/cifar10').
+        data_dir: Folder of a named dataset's files, for those that need it ('torch/cifar10').
         input_key: Column of the images, for the Hub's layout.
         target_key: Column of the labels, for the Hub's layout.
-        device: Where the model runs.
+        device: Device to run on, by torch's name.
         class_map: timm's class map, which numbers the labels; without it they are matched by their names with the
             model's ``label_names``, where both have some.
 

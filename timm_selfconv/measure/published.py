@@ -19,15 +19,15 @@ class Published:
     """A row of a table as published.
 
     Attributes:
-        source: Where the table stands.
+        source: Publication of the table.
         table: Its number there.
-        label: What it calls the net.
+        label: The table's name for the net.
         name: The net here.
         accuracy: CIFAR-10 test accuracy, between 0 and 1.
         parameters: Number of parameters as printed; '-' where this package's authors have no figure.
         flops: FLOPs as printed, likewise.
-        note: What to know before comparing.
-        differs: Whether the published net is another one than the net here, so that accuracies don't compare.
+        note: Caveat before comparing.
+        differs: True if the published net is another one than the net here: accuracies don't compare.
         plain: For a hierarchical net (HA), the net of plain attention (SA) that it stands against.
     """
     source: str

@@ -123,7 +123,7 @@ class ZooNet(nn.Module):
             output_fmt: str = 'NCHW',
             intermediates_only: bool = False,
     ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
-        """What timm's nets give for images x, shape (B, C, H, W): chosen layers' maps, and final features before them.
+        """Maps of chosen layers for images x, shape (B, C, H, W), after the final features; arguments are timm's.
 
         ``norm`` changes nothing, as no norm stands behind the layers; final features come in the net's own format.
         """

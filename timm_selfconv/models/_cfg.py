@@ -27,7 +27,7 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
 
     Args:
         *names: Names of the nets.
-        **cfg: What else timm's configurations hold, the same for all these nets.
+        **cfg: Further keys of timm's configurations, the same for all these nets.
 
     Returns:
         A configuration for each ``name.tag``.

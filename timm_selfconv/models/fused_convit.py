@@ -51,7 +51,7 @@ def fuse_convit(model: Any) -> None:
         model: timm's.
 
     Raises:
-        ValueError: If somebody waits for what a layer is given or gives.
+        ValueError: If a layer has hooks.
     """
     for i, block in enumerate(model.blocks):
         old = block.attn

@@ -32,7 +32,7 @@ STEM_BYTES = 2 ** 21  # of what the stem makes of a group of images
 
 @contextlib.contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Leave running statistics as they are meanwhile: recomputed batches have been counted before."""
+    """Keep running statistics unchanged inside this context: recomputed batches have been counted before."""
     norms: List[Any] = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     states = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
@@ -133,8 +133,7 @@ class SAN(ZooNet):
             depths: Bottlenecks of each stage.
             hierarchical: Let all stages pass the same bottlenecks, at full resolution, with the keys of the first one's
                 input: channels and depths are the same in all stages then.
-            img_size: Height and width of the images, in pixels. Any that leave pixels to reflect: nothing is made for a
-                size, so it is checked alone.
+            img_size: Height and width of the images, in pixels. It is only checked: any that leave pixels to reflect.
             drop_rate: Dropout rate before the classifier.
 
         Raises:
@@ -185,12 +184,12 @@ class SAN(ZooNet):
         ])
 
     def _pass_stem(self, x: torch.Tensor) -> torch.Tensor:
-        # which is the largest of four does not hang on ReLU, but ReLU then has a quarter to do
+        # ReLU commutes with max-pooling, so pool first
         return self.stem_act(self.stem_pool(self.stem_norm(self.stem(x))))
 
     @torch.jit.unused
     def _pass_stem_in_groups(self, x: torch.Tensor) -> torch.Tensor:
-        """The stem of images x, a few at a time where nobody looks on: at full resolution, a batch leaves the cache."""
+        """The stem of images x, a few at a time if unobserved: at full resolution a batch does not fit the cache."""
         modules = self.stem, self.stem_norm, self.stem_act, self.stem_pool
         if (torch.is_grad_enabled() or needs_plain_ops(x) or x.device.type != 'cpu'
                 or any(m.training or hooked(m) for m in modules)):
@@ -228,7 +227,7 @@ class SAN(ZooNet):
             context_fn=lambda: (contextlib.nullcontext(), frozen_statistics(self)))
 
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        # nearly all that follows is matrix products over the channels of a pixel
+        # nearly all operations that follow are matrix products over the channels of a pixel
         x = channels_last(self.check_images(x))
         x = self._pass_stem(x) if torch.jit.is_scripting() else self._pass_stem_in_groups(x)
         key: Optional[torch.Tensor] = None

@@ -199,7 +199,7 @@ def attention_to_conv(
             learned, else 16 x 16.
         inputs: Inputs to measure errors on, of the shape that the layer takes: (B, H, W, dim), or channels first for
             what was a convolution. White noise by default.
-        padding_mode: How the convolution goes on beyond the border, one of Conv2d's. By default 'replicate' for
+        padding_mode: Padding beyond the border, one of Conv2d's. By default 'replicate' for
             quadratic encodings: a Gaussian that lies outside the image is drawn to the nearest pixel inside. Nothing
             says so for learned ones: 'reflect', which costs a trained net less.
 
@@ -286,7 +286,7 @@ def reparameterizable(
     Args:
         model: A :class:`SelfAttentionNet`; it is left as it is. Layers that look at content stay attention.
         kernel_size: Side of the kernels; see :func:`attention_to_conv`.
-        padding_mode: How convolutions go on beyond the border; see :func:`attention_to_conv`.
+        padding_mode: Padding beyond the border; see :func:`attention_to_conv`.
 
     Returns:
         A copy of the net that is the same in all but this.

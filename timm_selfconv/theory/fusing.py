@@ -39,7 +39,7 @@ def fuse(model: nn.Module, tolerance: Optional[float] = None) -> nn.Module:
         takes, and moves to any device and dtype. With gradients and under compilers all heads are whole.
 
     Raises:
-        ValueError: If the net has no such layers, somebody waits for what is folded, or the tolerance is out of range.
+        ValueError: If the net has no such layers, hooks on what is folded, or the tolerance is out of range.
     """
     fused = copy.deepcopy(model)
     convits = [m for m in fused.modules() if isinstance(m, ConVit)]

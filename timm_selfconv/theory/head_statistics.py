@@ -113,8 +113,8 @@ def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
-        dim: What is compared pair by pair: -5 the heads of a layer, where 0 says that no two look at the same pixel; 0
-            the images of a batch, where 1 says that attention does not depend on them.
+        dim: Dimension to compare along: -5 the heads of a layer, where 0 says that no two look at the same pixel; 0 the
+            images of a batch, where 1 says that attention does not depend on them.
 
     Returns:
         The mean over pairs at each query, shape (..., H, W) without ``dim``.

@@ -54,7 +54,7 @@ def describe(model: SelfAttentionNet) -> str:
 def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
     """A table, shape (offsets, channels), and keys, (heads, channels), float64, with ``table @ keys.T`` the scores.
 
-    Scores have shape (offsets, heads). Keys and table share each head's size alike, and use all channels alike: float16
+    Scores have shape (offsets, heads). Keys and table share each head's size and use all channels equally: float16
     then rounds off least, and a gradient that is not zero reaches every entry of both. A ValueError if the scores of
     the heads span more directions than there are channels.
     """

@@ -1,8 +1,8 @@
 """Fewer heads that do what more did: each head that goes leaves its work to those that stay.
 
-Appendix E of the paper drops heads that look at nothing in particular. Others can go too, where some attend nearly
-alike, or one nearly as a few do together: a layer's output is linear in its heads' values, so the best values for the
-heads that stay, and the loss without each head, have closed forms. They are those of the optimal brain surgeon
+Appendix E of the paper drops heads that look at nothing in particular. Others can go too, where some attend to nearly
+the same, or one nearly as a few do together: a layer's output is linear in its heads' values, so the best values for
+the heads that stay, and the loss without each head, have closed forms. They are those of the optimal brain surgeon
 (Hassibi, Stork, NeurIPS 1992, eq. 5), with all values of a head in the place of one weight.
 """
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .pruning import block_attentions, prune_heads
 
 __all__ = ['HeadMerge', 'merge_heads']
 
-RIDGE = 1e-6  # of the mean variance: what heads alike would leave undetermined
+RIDGE = 1e-6  # of the mean variance: similar heads would leave the fit undetermined
 IMAGES_AT_ONCE = 8
 
 
@@ -65,7 +65,7 @@ def merge_values(covariance: torch.Tensor, values: torch.Tensor, keep: int) -> T
 
     Args:
         covariance: Of what the heads gather, shape (heads dim, heads dim), positive definite.
-        values: What each head makes of it, shape (heads, dim, out).
+        values: Value matrix of each head, shape (heads, dim, out).
         keep: Number of heads to keep, from 1 to all.
 
     Returns:
@@ -103,7 +103,7 @@ def merge_heads(
     Args:
         model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is.
         num_heads: Heads to keep, of each layer.
-        images: What the change is measured on, preprocessed, shape (B, in_chans, H, W); queries of all images together
+        images: Images to measure the change on, preprocessed, shape (B, in_chans, H, W); queries of all images together
             should be some times as many as channels of all heads of a layer. They need no labels.
 
     Returns:

@@ -67,11 +67,11 @@ def degenerate_heads(
         min_eigenvalue: float = 1e-5,
         max_condition: float = 1e5,
 ) -> Dict[int, List[int]]:
-    """Heads that attend to all pixels alike or to a thin stripe of them (appendix E).
+    """Heads that attend to all pixels equally or to a thin stripe of them (appendix E).
 
     Args:
         model: A net whose heads have precisions: encoding 'quadratic' or 'quadratic_gen' with the position term.
-        min_eigenvalue: A head whose largest eigenvalue is below this, in 1 / pixels^2, attends to all pixels alike.
+        min_eigenvalue: A head whose largest eigenvalue is below this, in 1 / pixels^2, attends to all pixels equally.
         max_condition: A head whose condition number is above this attends to a stripe. The paper says 1e5, its
             released code uses 1e3.
 

@@ -65,7 +65,7 @@ def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDat
     Args:
         folder: FOLDER/train/CLASS and FOLDER/val (or validation, eval, test) /CLASS; without the latter, and of
             FOLDER/CLASS, a share is held out.
-        seed: What that share is drawn by.
+        seed: Seed that draws that share.
 
     Returns:
         Both datasets, and in words what the second one is.

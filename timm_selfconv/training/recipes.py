@@ -22,7 +22,7 @@ class Key:
     """A key of a recipe.
 
     Attributes:
-        default: What train.py takes where a recipe is silent, None for nothing.
+        default: train.py's default, None for nothing.
         kind: Type of the value.
         needs: Accepted values, in words.
         accepts: Returns True for a value of this type that a recipe may have.
@@ -108,7 +108,7 @@ def find_recipe(name: str) -> Path:
     """The file of a recipe.
 
     Args:
-        name: What it is called, without ``.yaml``.
+        name: Its name, without ``.yaml``.
 
     Raises:
         ValueError: If there is none of that name.

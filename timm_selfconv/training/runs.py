@@ -52,7 +52,7 @@ def train(
         datasets: To train and to validate on, see :func:`timm_selfconv.data.open_dataset`.
         device: Where.
         output: The folder.
-        batches: How many an epoch; all that are whole if None.
+        batches: Batches an epoch; all whole ones if None.
 
     Raises:
         ValueError: If recipe, data and folder don't fit each other, or another training runs in the folder.

@@ -98,7 +98,7 @@ class Training:
             args: The recipe.
             model: Its net, see :func:`create_net`.
             data: Training images and labels, on the device to train on.
-            batches: How many an epoch; all that are whole if None.
+            batches: Batches an epoch; all whole ones if None.
 
         Raises:
             ValueError: If the recipe and the data don't fit each other or the net.

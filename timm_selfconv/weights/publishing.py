@@ -19,7 +19,7 @@ def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bo
 
     Args:
         folder: A net's page: ``model.safetensors``, ``config.json``, ``README.md`` and what else belongs to it.
-        repo_id: Where to, 'owner/name'; made if need be.
+        repo_id: Repository, 'owner/name', created if need be.
         private: Make a new repository one that only its owner can see.
 
     Returns:

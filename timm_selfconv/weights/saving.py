@@ -44,7 +44,7 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
 
     Args:
         model: The model.
-        path: Where to; must end in .safetensors and not exist yet.
+        path: New file, ending in .safetensors.
         dtype: Floating point type of the file.
 
     Raises:
@@ -67,10 +67,10 @@ def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
 
     Args:
         model: A net that timm made.
-        folder: Where to; must not exist yet.
+        folder: New folder.
 
     Raises:
-        FileExistsError: If there is something already; it is left alone.
+        FileExistsError: If there is something already, which stays as it is.
         OSError: If it can't be written whole.
     """
     with new_folder(folder) as temporary:
@@ -142,9 +142,9 @@ def model_card(
     Args:
         name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
         accuracy: Measured accuracy, between 0 and 1.
-        images: How many images it was measured on.
-        facts: How the weights came about (recipe, epochs, seed, hardware, ...), a table row each, in order.
-        measured_on: Which images those are; the CIFAR-10 test split by default, and then the metadata says so too.
+        images: Number of images that it was measured on.
+        facts: Training of the weights (recipe, epochs, seed, hardware, ...), a table row each, in order.
+        measured_on: Those images in words; the CIFAR-10 test split by default, and then the metadata says so too.
         file: The weight file that the card's snippet loads; by default it loads what ``pretrained=True`` does.
 
     Returns:
