@@ -60,7 +60,8 @@ def train(
         FloatingPointError: At the first loss that is not finite.
     """
     for module in args.device_modules:
-        as_value_error(f'device_modules={args.device_modules}', partial(importlib.import_module, module))
+        with as_value_error(f'device_modules={args.device_modules}'):
+            importlib.import_module(module)
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True  # as train.py has it
         args.torchcompile = 'inductor' if args.torchcompile is None else args.torchcompile

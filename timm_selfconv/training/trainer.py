@@ -9,9 +9,10 @@ import re
 import shutil
 import time
 import zipfile
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import timm
 import torch
@@ -40,10 +41,11 @@ __all__ = ['Training', 'as_value_error', 'computes_bfloat16', 'create_net', 'sum
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
 
-def as_value_error(what: str, make: Callable[[], Any]) -> Any:
-    """Return what a factory makes of a recipe's values; whatever it raises becomes a ValueError of one line."""
+@contextmanager
+def as_value_error(what: str) -> Iterator[None]:
+    """Raise whatever a recipe's values cause in this context as a ValueError of one line."""
     try:
-        return make()
+        yield
     except Exception as e:  # a broken checkpoint raises anything, as a module that is imported by name does
         raise ValueError(f"{what}: {' '.join(str(e).split()) or type(e).__name__}") from e
 
@@ -59,10 +61,10 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
         ValueError: If there is no such net, or it lacks classes of the datasets.
     """
     random_seed(args.seed)
-    model: Any = as_value_error(
-        f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}', lambda: timm.create_model(
+    with as_value_error(f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}'):
+        model: Any = timm.create_model(
             args.model, pretrained=args.pretrained, checkpoint_path=args.initial_checkpoint, drop_rate=args.drop,
-            drop_path_rate=args.drop_path, **args.model_kwargs))
+            drop_path_rate=args.drop_path, **args.model_kwargs)
     if args.num_classes is not None:
         names = tuple(label_numbers(datasets[0]))
         if len(names) not in (0, args.num_classes):
@@ -73,7 +75,8 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
     size = args.img_size or args.model_kwargs.get('img_size')
     if size is not None:
         if hasattr(model, 'set_input_size'):
-            as_value_error(f'img_size={size}', partial(model.set_input_size, img_size=size))
+            with as_value_error(f'img_size={size}'):
+                model.set_input_size(img_size=size)
         model.pretrained_cfg.update(
             input_size=(model.pretrained_cfg['input_size'][0], *to_2tuple(size)), test_input_size=None, pool_size=None)
     for dataset in datasets:
@@ -118,25 +121,24 @@ class Training:
             if not 0 <= labels < self.model.num_classes:
                 raise ValueError(f'{name} label {int(labels)}: {args.model} has {self.model.num_classes} classes')
         for size in args.img_sizes.values():  # now, not in the epoch that it begins with
-            with torch.no_grad():
-                image = at_size(self.images[:1] / 255, size)
-                as_value_error(f'img_sizes={args.img_sizes}', partial(self.model.eval(), image))
+            with as_value_error(f'img_sizes={args.img_sizes}'), torch.no_grad():
+                self.model.eval()(at_size(self.images[:1] / 255, size))
         self.augment = Augment(args, self.model, device)
         if args.stem_whitening is not None:
             self.whiten_stem()
         self.teacher: Optional[DistillationTeacher] = None
         if args.kd_model_name is not None:
-            self.teacher = as_value_error(f'kd_model_name={args.kd_model_name!r}', lambda: DistillationTeacher(
-                args.kd_model_name, self.model.num_classes, self.model.in_chans, device=device))
+            with as_value_error(f'kd_model_name={args.kd_model_name!r}'):
+                self.teacher = DistillationTeacher(
+                    args.kd_model_name, self.model.num_classes, self.model.in_chans, device=device)
             if args.torchcompile:
                 self.teacher.compile(args.torchcompile)
-        teacher = self.teacher and self.teacher.model
-        self.student = as_value_error(
-            f'kd_maps={args.kd_maps}', lambda: Student(self.model, teacher, args.kd_maps).to(device))
-        # a graph for each image size: one for any is slower
-        compiled = partial(torch.compile, self.student, backend=args.torchcompile, dynamic=False)
-        self.forward = as_value_error(
-            f'torchcompile={args.torchcompile!r}', compiled) if args.torchcompile else self.student
+        with as_value_error(f'kd_maps={args.kd_maps}'):
+            self.student = Student(self.model, self.teacher and self.teacher.model, args.kd_maps).to(device)
+        self.forward: Any = self.student
+        if args.torchcompile:  # a graph for each image size: one for any is slower
+            with as_value_error(f'torchcompile={args.torchcompile!r}'):
+                self.forward = torch.compile(self.student, backend=args.torchcompile, dynamic=False)
         self.mixup = Mixup(
             args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
             num_classes=self.model.num_classes) if args.mixup or args.cutmix else None
@@ -146,8 +148,8 @@ class Training:
         if args.position_lr_scale != 1.:
             fused['param_group_fn'] = partial(
                 position_groups, weight_decay=args.weight_decay, lr_scale=args.position_lr_scale)
-        self.optimizer = as_value_error(
-            f'opt={args.opt!r}', lambda: create_optimizer_v2(self.student, **optimizer_kwargs(args), **fused))
+        with as_value_error(f'opt={args.opt!r}'):
+            self.optimizer = create_optimizer_v2(self.student, **optimizer_kwargs(args), **fused)
         if getattr(self.optimizer, 'is_second_order', False):
             raise ValueError(f'opt={args.opt!r}: needs second derivatives, which timm_selfconv.train does not take')
         patch_size = getattr(self.model, 'patch_size', None)  # rows and columns of the layers for images at full size
@@ -234,7 +236,8 @@ class Training:
             except Exception as e:  # what is raised depends on where the file ends
                 print(f'{path} is damaged ({type(e).__name__})', flush=True)
                 continue
-            as_value_error(f'output={str(output)!r}', partial(self.load, checkpoint))
+            with as_value_error(f'output={str(output)!r}'):
+                self.load(checkpoint)
             os.replace(path, last)
             return
         if paths:
