@@ -178,12 +178,7 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0. else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
 
-    def forward(
-            self,
-            x: torch.Tensor,
-            key: Optional[torch.Tensor] = None,
-            only_keys: bool = False,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None, only_keys: bool = False) -> torch.Tensor:
         """Pass x, shape (B, ..., dim), attending to keys given or its own; or give those, see :class:`BlockNet`."""
         if only_keys:
             return self.attn.keys(self.norm1(x) if self.pre_norm else x)
@@ -259,11 +254,7 @@ class BlockNet(ZooNet):
         return x, taken
 
     def prune_intermediate_layers(
-            self,
-            indices: Union[int, List[int]] = 1,
-            prune_norm: bool = False,
-            prune_head: bool = True,
-    ) -> List[int]:
+            self, indices: Union[int, List[int]] = 1, prune_norm: bool = False, prune_head: bool = True) -> List[int]:
         """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
         take_indices, max_index = feature_take_indices(self.depth, indices)
         self.depth = max_index + 1

@@ -119,10 +119,7 @@ def choose_kernel_size(patterns: torch.Tensor, largest: Tuple[int, int]) -> Tupl
 
 
 def relative_errors(
-        attn: SelfAttention2d,
-        conv: nn.Conv2d,
-        inputs: torch.Tensor,
-) -> Tuple[Optional[float], Optional[float]]:
+        attn: SelfAttention2d, conv: nn.Conv2d, inputs: torch.Tensor) -> Tuple[Optional[float], Optional[float]]:
     """Relative errors of a convolution, inside and at the border (:class:`ConvReport`), for inputs (B, H, W, dim)."""
     with torch.no_grad():
         expected = attn(inputs)

@@ -91,10 +91,7 @@ def merge_values(covariance: torch.Tensor, values: torch.Tensor, keep: int) -> T
 
 
 def merge_heads(
-        model: nn.Module,
-        num_heads: Sequence[int],
-        images: torch.Tensor,
-) -> Tuple[SelfAttentionNet, List[HeadMerge]]:
+        model: nn.Module, num_heads: Sequence[int], images: torch.Tensor) -> Tuple[SelfAttentionNet, List[HeadMerge]]:
     """A net with fewer heads, whose values are fitted anew to do what all heads did.
 
     Layer by layer, from the first on: heads go one at a time, each time that one without which the others, with values

@@ -63,10 +63,7 @@ def condition_numbers(eigenvalues: torch.Tensor) -> torch.Tensor:
 
 
 def degenerate_heads(
-        model: nn.Module,
-        min_eigenvalue: float = 1e-5,
-        max_condition: float = 1e5,
-) -> Dict[int, List[int]]:
+        model: nn.Module, min_eigenvalue: float = 1e-5, max_condition: float = 1e5) -> Dict[int, List[int]]:
     """Heads that attend to all pixels equally or to a thin stripe of them (appendix E).
 
     Args:
