@@ -137,7 +137,8 @@ def billions(n: int) -> str:
 
 def accuracy_text(accuracy: Optional[float], row: Dict[str, Any]) -> str:
     """An accuracy with MARKS for what the weights of a row learned from, :func:`evidence`."""
-    return shown(accuracy, '.4f') + ('*' if row['initialised_from'] else '') + ('†' if row['teacher'] else '')
+    marks = ('*' if row['initialised_from'] else '') + ('†' if row['teacher'] else '')
+    return '-' if accuracy is None else f'{accuracy:.4f}{marks}'
 
 
 def table(lines: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
