@@ -153,7 +153,7 @@ def prune(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
     rows = [{
         'layer': layer, 'head dropped': head, 'largest eigenvalue': float(eigenvalues[layer][head, 1]),
         'condition number': float(theory.condition_numbers(eigenvalues[layer])[head]),
-        'it attends to': 'all pixels equally' if eigenvalues[layer][head, 1] < args.min_eigenvalue else 'a thin stripe',
+        'it attends to': 'all pixels alike' if eigenvalues[layer][head, 1] < args.min_eigenvalue else 'a thin stripe',
     } for layer, dropped in heads.items() for head in dropped]
     return theory.prune_heads(model, heads), rows
 
