@@ -160,7 +160,7 @@ def test_a_convolution_has_the_layer_s_dtype_and_computed_in_double(dtype):
      r'inputs of shape \[2, 4, 9, 9\].*\(batch, height, width, 4\)'),
     (make_layer('learned', grid_size=(8, 8)), dict(kernel_size=9, grid_size=(8, 8)),
      r'kernel_size=9: needs odd numbers up to \(7, 7\) on a grid of \(8, 8\)'),
-    (make_layer('learned'), dict(kernel_size=3, grid_size=(25, 25)), 'learned encoding has them up to'),
+    (make_layer('learned'), dict(kernel_size=3, grid_size=(25, 25)), 'learned encoding only up to'),
     (make_layer(terms=('content',)), {}, 'looks at content'),
     (make_layer('learned', terms=('content', 'position')), {}, 'looks at content'),
     (make_layer('learned', terms=('key_bias', 'position')), {}, 'looks at content'),
@@ -176,7 +176,7 @@ def test_what_is_no_convolution_is_refused(attn, kwargs, match):
 
 
 def test_kernels_larger_than_a_learned_table_are_refused():
-    with pytest.raises(ValueError, match=r'offsets up to \(9, 2\).*learned encoding has them up to \(8, 8\)'):
+    with pytest.raises(ValueError, match=r'offsets up to \(9, 2\).*learned encoding only up to \(8, 8\)'):
         head_kernels(make_layer('learned'), (19, 5))
 
 
