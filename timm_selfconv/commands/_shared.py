@@ -1,6 +1,8 @@
-"""Arguments that several commands share, and the net that they name."""
+"""Arguments that several commands share, checked before torch is imported, and the net that they name."""
 import difflib
+import re
 from argparse import ArgumentParser, ArgumentTypeError
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional
 
@@ -35,18 +37,20 @@ def checkpoint(text: str) -> str:
 
 
 def model_name(text: str) -> str:
-    """A name of timm's registry (the zoo's are in it), or a folder's or the Hub's."""
+    """A name of timm's registry (the zoo's are in it), read in the sources, or a folder's or the Hub's."""
     source, colon, folder = text.partition(':')
-    if source == 'local-dir' and not Path(folder, 'config.json').is_file():
-        raise ArgumentTypeError(f'{text!r}: cannot be loaded, there is no {Path(folder, "config.json")}')
-    if not colon:
-        import timm
-        import timm_selfconv.models  # noqa: F401  registers the zoo
-
-        if not timm.is_model(text):
-            near = ', '.join(difflib.get_close_matches(text, timm.list_models()))
-            raise ArgumentTypeError(f'{text!r}: there is no such model; ' + (
-                f'did you mean {near}?' if near else 'timm-selfconv list shows those of the zoo'))
+    if colon:
+        if source == 'local-dir' and not Path(folder, 'config.json').is_file():
+            raise ArgumentTypeError(f'{text!r}: cannot be loaded, there is no {Path(folder, "config.json")}')
+        return text
+    specs = (find_spec('timm'), find_spec('timm_selfconv'))
+    folders = [Path(folder, 'models') for spec in specs if spec for folder in spec.submodule_search_locations or ()]
+    entry = re.compile(r"^(?:@register_model\s+def |    ')(\w+)", re.MULTILINE)  # the latter: of retired names
+    names = {name for folder in folders for file in folder.glob('*.py') for name in entry.findall(file.read_text())}
+    if text.partition('.')[0] not in names:
+        near = ', '.join(difflib.get_close_matches(text, names))
+        raise ArgumentTypeError(f'{text!r}: there is no such model; ' + (
+            f'did you mean {near}?' if near else 'timm-selfconv list shows those of the zoo'))
     return text
 
 
