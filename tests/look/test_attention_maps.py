@@ -8,10 +8,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import timm_selfconv
-from timm_selfconv.look.attention_maps import footprint_weights, looks_at_content, position_gates, private_copy
+from timm_selfconv.look.attention_maps import footprint_weights, layer_names, looks_at_content, position_gates, \
+    private_copy
 from timm_selfconv.look.explorer import describe_attention
 from timm_selfconv.look.transformers import LayerProbs
-from timm_selfconv.layers import SanAttention2d
+from timm_selfconv.layers import ConvAttention, SanAttention2d
+from timm_selfconv.theory import convs_to_attention
 from timm_selfconv.theory.gaussians import position_blobs
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=(2, 3))
@@ -118,6 +120,47 @@ def test_query_pixel_comes_first():
 def test_nets_without_attention_are_refused():
     with pytest.raises(ValueError, match='model=ResNetCifar'):
         timm_selfconv.attention_maps(timm.create_model('resnet18_cifar'), torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize('padding_mode', ['circular', 'reflect', 'replicate'])
+@pytest.mark.parametrize('content', [0, 4])
+def test_convolutions_that_became_attention_gather_what_their_maps_say(padding_mode, content):
+    """Without zeros around it a layer's output is the sum of its maps times its values, at the queries that it has."""
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(2, 1), dilation=(1, 2), padding_mode=padding_mode)
+    layer = ConvAttention(conv.double(), 0.7, content)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, 3, 6, 7, dtype=torch.float64)
+    maps, = timm_selfconv.attention_maps(layer, x)
+    assert looks_at_content(layer) == bool(content) and maps.shape == (2, 6, 6, 7, 6, 7)
+    out = torch.einsum('bhijkl,bckl,hoc->boij', maps, x, layer.value_weight) + layer.bias[:, None, None]
+    got = layer(x)  # its first query is a row before the first pixel, and lies on its column
+    torch.testing.assert_close(got[:, :, 1:4], out[:, :, 1::2][..., :got.shape[3]], rtol=1e-9, atol=1e-9)
+
+
+def test_maps_of_a_converted_stage_are_those_of_its_scores():
+    """Without what a query gives to the zeros around; strided stages on the grid that they look at."""
+    torch.manual_seed(0)
+    kwargs = dict(channels=(4, 4, 4, 4), layers=(1, 1, 1, 1), attention_stages=['layer2', 'layer4'])
+    model = timm.create_model('resnet_tiny_cifar', attention_alpha=0.5, **kwargs).eval()
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, ConvAttention)}
+    maps = timm_selfconv.attention_maps(model, torch.randn(2, 3, 16, 24))
+    assert layer_names(model, len(maps)) == list(layers) == [
+        f'{stage}.0.{conv}' for stage in ('layer2', 'layer4') for conv in ('conv1', 'conv2', 'downsample.0')]
+    for (name, layer), m in zip(layers.items(), maps, strict=True):
+        stride, size = layer.stride[0], m.shape[-2:]
+        assert size == tuple(n // (1 if 'layer2' in name else 4) // (1 if stride == 2 else 2) for n in (16, 24))
+        pad = layer.padding[0]
+        probs = layer.attention_probs(size)[..., pad:pad + size[0], pad:pad + size[1]]
+        torch.testing.assert_close(m[1, :, ::stride, ::stride], probs / probs.sum((-2, -1), keepdim=True))
+
+
+def test_maps_that_do_not_lie_on_a_plane_or_beside_a_transformers_are_refused():
+    vit = timm.models.VisionTransformer(img_size=32, embed_dim=8, depth=1, num_heads=1)
+    for model in (ConvAttention(torch.nn.Conv1d(3, 3, 3)), convs_to_attention(vit, input_size=(3, 32, 32))[0]):
+        with pytest.raises(ValueError, match='the attention maps of its ConvAttention cannot be read'):
+            looks_at_content(model)
 
 
 def explicit_softmax(query, key, prefix, grid):

@@ -360,6 +360,16 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
         figures.draw_figures(net, images, query=(5, 20))
 
 
+def test_convolutions_that_became_attention_have_no_untrained_net():
+    """Their heads begin at the taps: beside them stand uniform maps and a convolution."""
+    net = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1, 1, 1, 1), attention_stages=['layer3'])
+    drawn = figures.draw_figures(net.eval())
+    assert len(panels(drawn['attention'])) == 9 + 9 + 1
+    assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-9.75, 8.75), (-5.75, 4.75), (-9.75, 8.75)]
+    assert [line.get_label() for line in drawn['statistics'].legends[0].legend_handles][2:] == [
+        'uniform maps', 'a convolution']
+
+
 def test_a_net_stands_beside_others():
     layers = report_maps(quadratic_net(), torch.zeros(1, 3, 32, 32), 3)
     tap = [dataclasses.replace(head, acts_as_tap=True) for head in layers[0].heads]

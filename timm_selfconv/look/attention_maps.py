@@ -4,9 +4,11 @@ from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar, Union
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
-from timm_selfconv.layers import GatedAttention, SanAttention2d, SelfAttention2d
+from timm_selfconv.layers import ConvAttention, GatedAttention, SanAttention2d, SelfAttention2d, gaussian_axis_scores
 from timm_selfconv.layers.axis_scores import at_least_float32
+from timm_selfconv.layers.conv_attention import pad_widths
 from timm_selfconv.models import ResVit
 from .transformers import CLASS_ATTENTION, GATED_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, patch_grid, \
     private_copy, read_probs
@@ -19,6 +21,7 @@ __all__ = [
 T = TypeVar('T')
 Kind = Union[Type[nn.Module], Tuple[Type[nn.Module], ...]]
 PARTS = ('both', 'content', 'position')
+OWN_MAPS = (SelfAttention2d, ConvAttention)  # computed beside the forward pass
 
 
 def attends(module: nn.Module) -> bool:
@@ -35,15 +38,16 @@ def attention_layers(model: nn.Module) -> List[Any]:
     Raises:
         ValueError: If there are none, or others besides, as a list with gaps would mislead.
     """
-    layers = [m for m in model.modules() if isinstance(m, (SelfAttention2d, *TRANSFORMER_ATTENTION))]
+    layers = [m for m in model.modules() if isinstance(m, TRANSFORMER_ATTENTION)] or [
+        m for m in model.modules() if isinstance(m, OWN_MAPS) and len(getattr(m, 'kernel_size', (1, 1))) == 2]
     read = {*layers, *(m for m in model.modules() if isinstance(m, CLASS_ATTENTION))}
     unread = sorted({type(m).__name__ for m in model.modules() if m not in read and attends(m)})
     if unread:
         raise ValueError(f'model={type(model).__name__}: the attention maps of its {", ".join(unread)} cannot be read')
     if not layers:
         raise ValueError(
-            f"model={type(model).__name__}: has no attention maps to look into; needs SelfAttention2d layers or "
-            "timm's vision transformer")
+            f"model={type(model).__name__}: has no attention maps to look into; needs SelfAttention2d or ConvAttention "
+            "layers or timm's vision transformer")
     return layers
 
 
@@ -54,7 +58,8 @@ def looks_at_content(model: nn.Module) -> bool:
         ValueError: If it has no attention that :func:`attention_maps` can read.
     """
     return any(
-        m.terms != ('position',) if isinstance(m, SelfAttention2d) else True for m in attention_layers(model))
+        m.terms != ('position',) if isinstance(m, SelfAttention2d) else getattr(m, 'content', True)
+        for m in attention_layers(model))
 
 
 def has_class_token(model: nn.Module) -> bool:
@@ -79,10 +84,14 @@ def has_footprints(model: nn.Module) -> bool:
 
 
 def layer_names(model: nn.Module, layers: int) -> List[str]:
-    """Names of the layers whose maps or footprints one sees, shared bottlenecks with the pass they are in."""
+    """Names of the layers whose maps or footprints one sees, shared bottlenecks with the pass they are in.
+
+    Of convolutions that became attention those of the modules, where none runs twice.
+    """
     blocks = [m for m in model.modules() if isinstance(m, SanAttention2d)]
     if not blocks:
-        return [f'layer {i}' for i in range(layers)]
+        convs = [name for name, m in model.named_modules() if isinstance(m, ConvAttention) and name]
+        return convs if len(convs) == layers else [f'layer {i}' for i in range(layers)]
     if layers == len(blocks):
         return [f'bottleneck {i}' for i in range(layers)]
     return [f'pass {i // len(blocks)}, block {i % len(blocks)}' for i in range(layers)]
@@ -128,15 +137,48 @@ def read_layers(
 
 
 def own_maps(model: nn.Module, part: str) -> bool:
-    """Return True if all maps that one asks for are those of :class:`SelfAttention2d`."""
-    return part == 'both' and all(isinstance(layer, SelfAttention2d) for layer in attention_layers(model))
+    """Return True if all maps that one asks for are computed by :func:`layer_maps`."""
+    return part == 'both' and all(isinstance(layer, OWN_MAPS) for layer in attention_layers(model))
 
 
-def layer_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
+    """Maps of a convolution that is attention, among the pixels of its input, shape (B, heads, H, W, H, W)."""
+    size, padding = x.shape[2:], [0] * 4
+    if layer.padding_mode != 'zeros':
+        padding = pad_widths(layer)
+
+    def pad(x: torch.Tensor, widths: List[int]) -> torch.Tensor:
+        return F.pad(x, widths, layer.padding_mode) if any(widths) else x
+
+    keys, before = pad(x, padding), padding[-2::-2]
+    rows, cols = (
+        gaussian_axis_scores(center, layer.spreads.square(), n, first + torch.arange(queries, dtype=x.dtype))
+        for center, n, first, queries in zip(layer.centers.T, keys.shape[2:], before, size))
+    scores = (rows[:, :, None, :, None] + cols[:, None, :, None, :])[None]
+    if layer.content:
+        query, key = (
+            linear(pixels.movedim(1, 3)).unflatten(3, (-1, layer.content))
+            for linear, pixels in ((layer.query, x), (layer.key, keys)))
+        scores = scores + torch.einsum('bijhd,bklhd->bhijkl', query, key) * layer.content ** -0.5
+    maps = scores.flatten(4).softmax(-1).unflatten(-1, keys.shape[2:])
+    for axis, n in enumerate(size):  # a pixel and its copies in the padding are one
+        pixel = pad(torch.arange(n, dtype=x.dtype)[None, None], padding[2 - 2 * axis:][:2])[0, 0].long()
+        shape = *maps.shape[:4 + axis], n, *maps.shape[5 + axis:]
+        maps = maps if len(pixel) == n else maps.new_zeros(shape).index_add(4 + axis, pixel, maps)
+    return maps.expand(len(x), -1, -1, -1, -1, -1)
+
+
+def layer_maps(
+        layer: Union[SelfAttention2d, ConvAttention],
+        x: torch.Tensor,
+        key: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
     """The maps of a layer, from what enters it."""
     # in float64, which some devices lack: a centre may be thousands of pixels away
     args = (given.cpu().double() for given in (x, key) if given is not None)
-    return copy.deepcopy(layer).cpu().double().attention_probs(*args).to(at_least_float32(x).dtype).to(x.device)
+    layer = copy.deepcopy(layer).cpu().double()
+    maps = conv_maps(layer, *args) if isinstance(layer, ConvAttention) else layer.attention_probs(*args)
+    return maps.to(at_least_float32(x).dtype).to(x.device)
 
 
 def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:
@@ -151,9 +193,12 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
     the prefix tokens. Windowed attention (Swin) has its windows at their places, shifted ones too, and 0 between them:
     3 heads on 56 x 56 patches are 118 MB per image.
 
+    Of convolutions that became attention these are the maps among the pixels that enter the layer, without what a query
+    gives to zeros around them, and a query at every pixel: one of a stride uses some of them.
+
     Args:
-        model: Net with :class:`SelfAttention2d` layers, or a transformer: the zoo's ``resvit_*``, or one of timm's that
-            the table in this chapter's README says can be read.
+        model: Net with :class:`SelfAttention2d` or :class:`ConvAttention` layers, or a transformer: the zoo's
+            ``resvit_*``, or one of timm's that the table in this chapter's README says can be read.
         images: Images as the net takes them, shape (B, C, height, width).
         part: What to see of ConViT's gated attention: 'both' parts as their gates (:func:`position_gates`) sum them up,
             or the map of 'content' or of 'position' as it is before its gate, of gated layers only.
@@ -166,7 +211,7 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
         ValueError: If the model has no such layers, or others besides, or a part is asked of a net without gates.
     """
     if own_maps(model, part):
-        return look_into(model, SelfAttention2d, images, layer_maps)
+        return look_into(model, OWN_MAPS, images, layer_maps)
     return read_layers(model, images, LayerProbs.maps, part)
 
 
@@ -181,7 +226,7 @@ def look_at_windows(
         look: A function of maps of shape (B, windows, heads, h, w, h, w), of one window where a layer has none.
     """
     if own_maps(model, part):
-        return look_into(model, SelfAttention2d, images, lambda layer, *args: look(layer_maps(layer, *args)[:, None]))
+        return look_into(model, OWN_MAPS, images, lambda layer, *args: look(layer_maps(layer, *args)[:, None]))
     return read_layers(model, images, lambda probs: look(probs.window_maps()), part)
 
 

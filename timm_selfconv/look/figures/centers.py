@@ -222,22 +222,22 @@ def layer_panels(layers: int, title: str, small: str, net: str, share: bool = Tr
 
 
 @styled
-def figure_centers(layers: Sequence[Blobs], grid: Grid, net: str = '') -> Figure:
+def figure_centers(layers: Sequence[Blobs], grid: Union[Grid, Sequence[Grid]], net: str = '') -> Figure:
     """Centres and extents of all heads, relative to the query (paper, Fig. 4, 12, 14).
 
     Args:
         layers: One entry per layer, from :func:`encoding_blobs`.
-        grid: Rows and columns of the layers; the query is in the middle.
+        grid: Rows and columns of the layers, or of each; the query is in the middle.
         net: Which net it is, for the title.
 
     Returns:
-        Panels of equal scale in pixels, rows downwards, a layer each.
+        Panels, rows downwards, a layer each, of equal scale in pixels where all have one grid.
     """
+    grids: Sequence[Any] = grid if isinstance(grid[0], tuple) else [grid] * len(layers)
     figure, axes = layer_panels(
-        len(layers), 'Where the heads look', f'{GAUSSIAN}; {KEY}', net)
-    query = check_query(None, grid)
-    for ax, blobs in zip(axes, layers):
-        draw_blobs(ax, blobs, draw_grid(ax, grid, query, MARGIN))
+        len(layers), 'Where the heads look', f'{GAUSSIAN}; {KEY}', net, len(set(grids)) == 1)
+    for ax, blobs, own in zip(axes, layers, grids):
+        draw_blobs(ax, blobs, draw_grid(ax, own, check_query(None, own), MARGIN))
     return figure
 
 

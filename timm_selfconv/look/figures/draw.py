@@ -9,6 +9,7 @@ from timm.models._input import get_model_input_config
 from tqdm import tqdm
 
 from timm_selfconv.data import to_picture
+from timm_selfconv.layers import ConvAttention
 from timm_selfconv.look.attention_maps import attention_maps, class_attention, footprint_weights, has_class_token, \
     has_footprints, layer_names, looks_at_content
 from timm_selfconv.look.heads import LayerReport, report_maps
@@ -51,10 +52,10 @@ def over_images(number: int) -> str:
 
 
 def untrained_copy(model: nn.Module, seed: int = 0) -> Optional[nn.Module]:
-    """The same net as it is before any training; None if it can't initialise itself anew."""
+    """The same net as it is before any training; None if it can't initialise itself anew, heads included."""
     model = copy.deepcopy(model)
     init_weights: Any = getattr(model, 'init_weights', None)
-    if init_weights is None:
+    if init_weights is None or any(isinstance(m, ConvAttention) for m in model.modules()):
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -110,8 +111,8 @@ def draw_figures(
     history = None if run is None else training_blobs(model, run)
     seen = images if content else images[:1]  # one map serves all images
     maps = mean_maps(model, seen, part)
-    grid = (maps[0].shape[-2], maps[0].shape[-1])
-    query = check_query(query, grid)
+    grids = [(m.shape[-2], m.shape[-1]) for m in maps]
+    query = check_query(query, grids[0])
     note = over_images(len(seen))
     blobs = encoding_blobs(model)
     seen = seen[:REPORTED]
@@ -122,7 +123,7 @@ def draw_figures(
     if untrained is not None:
         against['the same net untrained'] = report_maps(untrained, seen, KERNEL_SIZE, part)
     figures = {
-        'centers': figure_regions(maps, query, note, net) if blobs is None else figure_centers(blobs, grid, net),
+        'centers': figure_regions(maps, query, note, net) if blobs is None else figure_centers(blobs, grids, net),
         'attention': figure_query(maps, query, small=note, net=net),
         f'attention-{WINDOW}x{WINDOW}': figure_query(maps, query, WINDOW, note, net=net),
         'average': figure_average(maps, note, net=net),
@@ -143,5 +144,5 @@ def draw_figures(
             single = [m[0] for m in class_attention(model, image[None])]
             figures[f'class-{name}'] = figure_class(single, picture=picture, net=net)
     if history is not None:
-        figures['training'] = figure_training(history[0], history[1] or grid, net)
+        figures['training'] = figure_training(history[0], history[1] or grids[0], net)
     return figures
