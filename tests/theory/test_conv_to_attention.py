@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 from torch.nn.utils import prune
 
 from held import LargestTensor
-from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers import SelfAttention2d, conv_attention
+from timm_selfconv.layers.kernels import map_attention
 from timm_selfconv.theory import attention_to_conv, conv_to_attention
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -120,6 +121,25 @@ def test_soft_heads_are_equations_8_and_9(dims, kernel_size, stride, dilation, s
         expected = torch.einsum('hqn,hbdn->bdq', maps.flatten(-dims).flatten(1, dims), values)
         torch.testing.assert_close(
             attention(x), expected.view(2, 6, *maps.shape[1:1 + dims]) + conv.bias.view(-1, *[1] * dims))
+
+
+@pytest.mark.parametrize('size,out_channels', [((5, 3), 30), ((5, 3), 29)])
+def test_maps_of_few_keys_compute_what_factors_do(size, out_channels, monkeypatch):
+    """Gradients too; from twice as many output channels as keys on."""
+    conv = make_conv(2, 4, out_channels, 3, stride=(2, 1), padding=1)
+    attention, x = conv_to_attention(conv, 0.5), randn(2, 4, *size).requires_grad_()
+    with torch.no_grad():
+        attention.centers.add_(randn(9, 2))
+        maps = dense_maps(attention, [n + 2 for n in size])[..., 1:-1, 1:-1]
+    by_maps = []
+    monkeypatch.setattr(conv_attention, 'map_attention', lambda *args: by_maps.append(args) or map_attention(*args))
+    expected = torch.einsum('hijkl,hoc,bckl->boij', maps, attention.value_weight, x) + conv.bias[:, None, None]
+    out = attention(x)
+    assert len(by_maps) == (out_channels == 30)
+    torch.testing.assert_close(out, expected)
+    monkeypatch.setattr(conv_attention, 'FEW_KEYS', 1e9)
+    torch.testing.assert_close(*[
+        torch.autograd.grad(y.square().sum(), [x, *attention.parameters()]) for y in (out, attention(x))])
 
 
 def test_content_begins_at_nothing_and_is_equation_8():

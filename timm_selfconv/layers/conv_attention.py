@@ -8,7 +8,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from .axis_scores import at_least_float32, gaussian_axis_scores, precision_matrices
-from .kernels import key_attention, separable_attention
+from .kernels import key_attention, map_attention, separable_attention
+from .kernels.positions import maps_of_factors
 
 __all__ = ['CONVS', 'Conv', 'ConvAttention', 'pad_widths', 'tap_centers']
 
@@ -18,6 +19,8 @@ CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 OUTPUTS, ELEMENTS = 4, 2 ** 20
 # channels from which on the kernel is faster: it lays a pixel's side by side
 FEW = 4
+# output channels for each key from which on maps are faster, whose products are few and large: values cost more then
+FEW_KEYS = 2
 
 
 def query_positions(size: int, kernel_size: int, dilation: int, stride: int) -> range:
@@ -66,8 +69,8 @@ class ConvAttention(nn.Module):
         v_h = -alpha_h (1, -2 Delta_h),   r_delta = (|delta|^2, delta)
 
     As ``v r_delta = -alpha |delta - Delta|^2`` up to a constant, the softmax is a product of one softmax per axis,
-    exactly and borders included. The layer never holds a map over all pairs of pixels: with K = 2 and N pixels it costs
-    O(N^1.5), not O(N^2).
+    exactly and borders included. The layer holds no map over all pairs of pixels, but where these are few beside the
+    channels: with K = 2 and N pixels it costs O(N^1.5), not O(N^2).
 
     With ``content`` the scores have equation 8's first term too, ``x_q Wq_h Wk_h' x_k / sqrt(D)``, whose queries begin
     at zero: nothing changes until they are trained.
@@ -263,8 +266,11 @@ class ConvAttention(nn.Module):
         factors = [factor.narrow(2, *keys) for factor, *keys in zip(self.axis_factors(padded), before, size)]
         if dims == 2 and self.groups == 1 and self.in_channels >= FEW:
             rows, cols = factors
-            weight = self.value_weight.transpose(0, 1).flatten(1)
-            return separable_attention(rows, cols, x.permute(0, 2, 3, 1), weight, self.bias).permute(0, 3, 1, 2)
+            weight, pixels = self.value_weight.transpose(0, 1).flatten(1), x.permute(0, 2, 3, 1)
+            if FEW_KEYS * prod(size) > self.out_channels:
+                return separable_attention(rows, cols, pixels, weight, self.bias).permute(0, 3, 1, 2)
+            out = map_attention(maps_of_factors(rows, cols), pixels, weight, self.bias)
+            return out.unflatten(1, (rows.shape[1], cols.shape[1])).permute(0, 3, 1, 2)
 
         outputs = batch * self.out_channels * prod([len(axis) for axis in self.queries(padded)])
         gathered = batch * min(self.in_channels, self.out_channels) * prod(size)
