@@ -12,7 +12,7 @@ from PIL import Image
 
 import timm_selfconv
 from drawn import PAINTED, heads_of, until
-from timm_selfconv.look.attention_maps import footprint_weights
+from timm_selfconv.look.attention_maps import class_attention, footprint_weights, has_class_token
 from timm_selfconv.data import preprocess
 from timm_selfconv.look.explorer import explorer_page
 from timm_selfconv.layers import SelfAttention2d
@@ -23,7 +23,10 @@ SMALL = dict(embed_dim=16, mlp_dim=8, depth=2, num_heads=3, img_size=(16, 24))
 MAPS = """async ([view, mean, image, query]) => {
     await ready;
     Object.assign(state, { view, mean, image });
-    return panels.map(({ net }) => { net.show(query); return Array.from(net.shown); });
+    return panels.map(({ net }) => {
+        net.show(query);
+        return Array.from(net.shown.slice(0, net.layers.filter(layer => !layer.token).at(-1).end));
+    });
 }"""
 
 
@@ -81,6 +84,60 @@ def test_maps_of_the_page_are_those_of_the_net(name, kwargs, open_page):
         assert ((mean - expected.double().mean(0)).abs().amax((-2, -1)) <= step * peaks + 1e-6).all()
 
 
+SHOWN = """async ([token, image, query]) => {
+    await ready;
+    Object.assign(state, { token, image });
+    const { net } = panels[0];
+    net.show(query);
+    return net.heads.map((_, i) => Array.from(net.head(i)));
+}"""
+
+
+@pytest.mark.parametrize('name,kwargs,finest', [
+    ('swin_tiny_patch4_window7_224', dict(embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4), (12, 20)),
+    ('resnet_tiny_cifar', dict(channels=(4,) * 4, layers=(1,) * 4, attention_stages=['layer3', 'layer4']), (24, 40)),
+    ('vit_tiny_patch16_224', dict(embed_dim=24, depth=2, num_heads=3), (3, 5)),
+    ('cait_xxs24_224', dict(embed_dim=24, depth=2, num_heads=3), (3, 5))])
+def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest, open_page):
+    """The query of a coarser layer is the one that lies at the same place of the picture."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=(48, 80), **kwargs).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 48, 80), crop_pct=1.)
+    page, batch = open_page(explorer_page({'net': model}, PICTURES)), preprocess(model, list(PICTURES.values()))
+    maps = timm_selfconv.attention_maps(model, batch)
+    token = class_attention(model, batch) if has_class_token(model) else []
+    layers = page.locator('.layer')
+    assert layers.count() == len(maps) + len(token)
+    assert tuple(page.evaluate('panels[0].net.grid')) == finest
+    row, col = finest[0] - 1, finest[1] // 3
+    for image in (0, 1):
+        shown = iter(page.evaluate(SHOWN, [False, image, row * finest[1] + col]))
+        for m in maps:
+            own = row * m.shape[2] // finest[0], col * m.shape[3] // finest[1]
+            check_maps([next(shown) for _ in m[image]], m[image, :, own[0], own[1]], 1 / 127)
+        shown = page.evaluate(SHOWN, [True, image, 0])
+        if token:
+            check_maps(shown[-sum(m.shape[1] for m in token):], torch.cat([m[image] for m in token]), 1 / 127)
+
+    switch = page.get_by_label('Where the class token looks')
+    assert switch.is_visible() == bool(token)
+    if token:
+        switch.check()
+        page.evaluate(until('location.hash.includes("token=1")'))
+        assert 'the class token' in page.locator('output').text_content()
+        page.get_by_label('class token, head 2').last.click()
+        page.get_by_text('head 2: most at row').wait_for()
+    seen = [group.is_visible() for group in layers.all()]
+    assert seen == [not token] * len(maps) + [True] * len(token)
+    for group in layers.all():
+        if group.is_visible():
+            box, (height, width) = group.locator('.tile div').first.bounding_box(), (3, 5)
+            assert box['width'] / box['height'] == pytest.approx(width / height, rel=0.05)
+
+
 def create_san(name, **kwargs):
     torch.manual_seed(0)
     model = timm.create_model(name, **dict(dict(channels=(32, 32), depths=(1, 1)), **kwargs)).eval()
@@ -101,7 +158,7 @@ def test_footprints_of_the_page_are_those_of_the_net(name, open_page):
             for w, part in zip(weights, shown.split([w.shape[1] for w in weights]), strict=True):
                 row, col = query // width * w.shape[2] // height, query % width * w.shape[3] // width
                 torch.testing.assert_close(part, w[image, :, row, col], atol=w.abs().max().item() / 253, rtol=0)
-    names = page.evaluate('panels[0].net.layers')
+    names = page.evaluate('panels[0].net.layers.map(layer => layer.name)')
     assert names == (['Pass 0, block 0', 'Pass 1, block 0'] if 'hier' in name else ['Bottleneck 0', 'Bottleneck 1'])
 
 
@@ -175,11 +232,12 @@ def test_a_link_of_nonsense_changes_nothing(open_page):
     page = open_page(explorer_page({'net': create('sa_learned_cifar')}, PICTURES),
                      hash='image=7&at=2,x&view=nothing&heads=9.9&sort=&epoch=3')
     assert page.evaluate('state') == dict(
-        image=0, at=[0.5, 0.5], view='all', scale='all', mean=False, sort=False, heads=[None], epoch=None)
+        image=0, at=[0.5, 0.5], view='all', scale='all', mean=False, sort=False, token=False, heads=[None],
+        epoch=None)
 
 
-COLOURS = """() => { const { atlas, net } = panels[0];
-    const data = i => Array.from(atlas.image.data.slice(4 * i * net.size, 4 * i * net.size + 4));
+COLOURS = """() => { const { image, width, height } = panels[0].atlases[0];
+    const data = i => Array.from(image.data.slice(4 * i * width * height, 4 * i * width * height + 4));
     return panels[0].tiles.map((_, i) => data(i)); }"""
 
 
@@ -268,7 +326,7 @@ def test_wide_heads_show_over_the_picture(open_page):
     """A head that looks everywhere alike, dark in its tile beside a sharp one, takes its own scale over the picture."""
     page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='heads=0.1')
     page.get_by_text('scaled to its own largest value').wait_for()
-    pixels = page.evaluate('Array.from(panels[0].chosenAtlas.image.data)')
+    pixels = page.evaluate('Array.from(panels[0].covers[0].image.data)')
     assert [pixels[i::4][0] for i in range(3)] == [0xfd, 0xe7, 0x25] and 100 < pixels[3] < 230
 
 
@@ -436,7 +494,7 @@ def test_sizes():
     page = explorer_page({'net': model}, images)
     assert len(page.encode()) < 2e6
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
-    assert data['nets'][0]['grid'] == [16, 16] and data['nets'][0]['heads'] == [9] * 6
+    assert data['nets'][0]['grid'] == [16, 16] and [layer['heads'] for layer in data['nets'][0]['layers']] == [9] * 6
 
 
 def large():

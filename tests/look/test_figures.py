@@ -392,7 +392,7 @@ def test_parts_of_gated_attention():
         np.testing.assert_allclose(image, layer)
     assert 'class' not in drawn
     attention = explorer.describe_attention(net, torch.randn(2, 3, 48, 48), 'position')
-    assert attention['heads'] == [4] and attention['grid'] == (3, 3)
+    assert [layer['heads'] for layer in attention['layers']] == [4] and attention['grid'] == (3, 3)
 
 
 def test_vector_attention_gets_footprints():

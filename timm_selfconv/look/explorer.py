@@ -8,7 +8,7 @@ The page draws any query's maps of all heads from what this module packs into it
   right to one step, ``1 / LEVELS`` of it. Where a net has terms of both kinds there are three maps: of all terms, of
   those that know offsets, and of those that look at keys.
 
-Where the history of the net's training is at hand, it holds where every head looked after each epoch, too.
+Each layer has a grid of its own. Where the class token looks are layers too, of a single query. Where the history of the net's training is at hand, it holds where every head looked after each epoch, too.
 """
 import base64
 import copy
@@ -28,8 +28,8 @@ from tqdm import tqdm
 from timm_selfconv.data import class_names, preprocess, to_picture
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.weights.history import find_history, read_history
-from .attention_maps import attention_layers, attention_maps, footprint_weights, has_footprints, layer_names, \
-    look_into, looks_at_content, private_copy
+from .attention_maps import attention_layers, attention_maps, class_attention, footprint_weights, has_class_token, \
+    has_footprints, layer_names, look_into, looks_at_content, private_copy
 
 __all__ = ['explorer_page']
 
@@ -75,12 +75,17 @@ def term_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tenso
     return torch.stack([scores, bias.expand_as(scores), scores - bias]).softmax(-1)
 
 
-def pack_maps(maps: torch.Tensor) -> Dict[str, Any]:
-    """Maps, shape (views, B, heads, H W, H W), as bytes in parts of each query's largest probability."""
-    peaks = maps.amax(-1).float()
-    parts = maps / peaks.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
-    return dict(
-        views=len(maps), levels=LEVELS, peaks=pack(peaks), parts=pack(quantise(parts, 1 / LEVELS, torch.uint8)))
+def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
+    """A layer of maps, shape (views, B, heads, queries, H, W), as bytes in parts of each query's largest probability.
+
+    Args:
+        more: Further entries of the layer; ``queries`` are rows and columns, by default those of the keys.
+    """
+    shape = maps.shape[-2:]
+    peaks = maps.amax((-2, -1)).float()
+    parts = maps / peaks.clamp(min=torch.finfo(torch.float32).tiny)[..., None, None]
+    return dict(dict(heads=maps.shape[2], queries=shape, shape=shape, maps=dict(
+        views=len(maps), levels=LEVELS, peaks=pack(peaks), parts=pack(quantise(parts, 1 / LEVELS, torch.uint8)))), **more)
 
 
 def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
@@ -95,56 +100,70 @@ def check_entries(entries: int) -> None:
     """Raise a ValueError if maps of so many numbers are too many for a page."""
     if entries > MAX_ENTRIES:
         raise ValueError(
-            f'images: make attention maps of {entries:,} numbers for a net that looks at content, and a page takes up '
-            f'to {MAX_ENTRIES:,}; name fewer images or take smaller ones')
+            f'images: make attention maps of {entries:,} numbers, and a page takes up to {MAX_ENTRIES:,}; name fewer '
+            'images or take smaller ones')
+
+
+def finest(layers: Sequence[Dict[str, Any]]) -> Tuple[int, int]:
+    """The largest grid of queries that layers have."""
+    return max(layer['queries'] for layer in layers)
 
 
 def describe_attention(model: nn.Module, batch: torch.Tensor, part: str = 'both') -> Dict[str, Any]:
-    """Grid, heads of each layer and packed attention of a net, for a batch of images as it takes them.
+    """Finest grid and packed attention of each layer of a net, for a batch of images as it takes them.
+
+    Of the first image where no other has other attention.
 
     Raises:
         ValueError: If its attention cannot be read, or does not fit in a page.
     """
     layers = attention_layers(model)
+    own = part == 'both' and all(isinstance(m, SelfAttention2d) for m in layers)
+    content = part != 'position' and looks_at_content(model)
+    batch = batch if content else batch[:1]
 
-    def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Any:
-        grid = x.shape[1], x.shape[2]
-        return grid, copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # in float64, which some devices lack
+    def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
+        grid = x.shape[1:3]
+        tables = copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # in float64, which some devices lack
+        return dict(heads=layer.num_heads, queries=grid, shape=grid, tables=list(map(pack, tables)))
 
-    def maps_of(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Any:
-        grid = x.shape[1], x.shape[2]
+    def maps_of(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
+        grid = x.shape[1:3]
         check_entries(3 * len(x) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
-        return grid, term_maps(layer, x, key)
+        return pack_maps(term_maps(layer, x, key).unflatten(-1, grid))
 
-    if part == 'both' and not looks_at_content(model):
-        grids, parts = zip(*look_into(model, SelfAttention2d, batch[:1], tables))
-        packed = {name: pack(torch.cat(heads)) for name, *heads in zip(('rows', 'cols', 'cross'), *parts)}
-        return dict(grid=grids[0], heads=[len(rows) for rows, *_ in parts], tables=packed)
-    if part == 'both' and all(isinstance(m, SelfAttention2d) and m.key is not None and m.relative for m in layers):
-        grids, maps = zip(*look_into(model, SelfAttention2d, batch, maps_of))
+    if own and not content:
+        packed = look_into(model, SelfAttention2d, batch, tables)
+    elif own and all(m.key is not None and m.relative for m in layers):
+        packed = look_into(model, SelfAttention2d, batch, maps_of)
     else:
         seen = attention_maps(model, batch, part)
         check_entries(sum(m.numel() for m in seen))
-        grids, maps = zip(*(((m.shape[2], m.shape[3]), m.flatten(4).flatten(2, 3)[None]) for m in seen))
-    if len(set(grids)) > 1:
-        raise ValueError(f'model={type(model).__name__}: its layers have grids of several sizes, {sorted(set(grids))}')
-    return dict(grid=grids[0], heads=[m.shape[2] for m in maps], maps=pack_maps(torch.cat(maps, dim=2)))
+        packed = [pack_maps(m.flatten(2, 3)[None]) for m in seen]
+    names = [name.capitalize() for name in layer_names(model, len(packed))]
+    packed = [dict(layer, name=name) for layer, name in zip(packed, names)]
+    if has_class_token(model) and part == 'both':
+        token = class_attention(model, batch)
+        if len(token) < len(names):
+            names = [f'Class layer {i}' for i in range(len(token))]
+        packed += [
+            pack_maps(m[None, :, :, None], queries=(1, 1), name=f'{name}, class token', token=True)
+            for m, name in zip(token, names)]
+    return dict(grid=finest(packed), content=content, layers=packed)
 
 
 def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
-    """Grid of the finest layer, weight maps of each layer and packed weights of a net of vector attention."""
+    """Finest grid and packed weights of each layer of a net of vector attention."""
     layers = footprint_weights(model, batch)
     check_entries(sum(weights.numel() for weights in layers))
-    shape = layers[0].shape[-2:]
-    packed = []
-    for weights in layers:
-        step = float(weights.abs().max()) / 127 or 1.
-        packed.append(dict(grid=weights.shape[2:4], step=step, weights=pack(quantise(weights, step, torch.int8))))
     signed = any(bool((weights < 0).any()) for weights in layers)
-    return dict(
-        grid=max(weights.shape[2:4] for weights in layers),
-        heads=[weights.shape[1] for weights in layers],
-        footprints=dict(shape=shape, middle=0. if signed else 1 / shape.numel(), layers=packed))
+    packed = []
+    for weights, name in zip(layers, layer_names(model, len(layers))):
+        shape, step = weights.shape[-2:], float(weights.abs().max()) / 127 or 1.
+        packed.append(dict(
+            name=name.capitalize(), heads=weights.shape[1], queries=weights.shape[2:4], shape=shape, step=step,
+            middle=0. if signed else 1 / shape.numel(), weights=pack(quantise(weights, step, torch.int8))))
+    return dict(grid=finest(packed), content=True, layers=packed)
 
 
 def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
@@ -198,9 +217,9 @@ def describe_net(
         name=name,
         caption=caption,
         **attention,
-        film=None if history is None else describe_film(history, attention['heads'], attention['grid']),
+        film=None if history is None else describe_film(
+            history, [layer['heads'] for layer in attention['layers']], attention['grid']),
         average=picture_uri(model, batch.mean(0)),
-        layers=[layer.capitalize() for layer in layer_names(model, len(attention['heads']))],
         pictures=[picture_uri(model, image) for image in batch],
         predictions=describe_predictions(model, batch, labels),
     )
@@ -217,8 +236,8 @@ def explorer_page(
     """The explorer of nets and pictures, as a single page that works offline.
 
     Args:
-        models: Nets to show side by side, by name, with timm configurations. Zoo nets with :class:`SelfAttention2d` or
-            :class:`SanAttention2d` layers, and transformers that :func:`attention_maps` can read.
+        models: Nets to show side by side, by name, with timm configurations: all that :func:`attention_maps` or
+            :func:`footprint_weights` can read.
         images: Pictures of any size, by name, preprocessed as each net's configuration says.
         labels: True class of each picture, if known.
         captions: A line on each net, such as where its weights are from.

@@ -30,7 +30,7 @@ class Film {
       event.preventDefault();
     });
     this.find('button').addEventListener('click', () => this.toggle());
-    this.screens = net.layers.map(name => {
+    this.screens = net.layers.map(({ name }) => {
       const canvas = element('canvas', { role: 'img', 'aria-label': `${name}: where the heads look` });
       this.find('.panels').append(element('figure', {}, canvas, element('figcaption', {}, name)));
       return new Screen(canvas);
@@ -69,8 +69,9 @@ class Film {
     this.find('button').textContent = player ? 'Pause' : 'Play';
     let first = 0;
     screens.forEach((screen, layer) => {
-      this.drawLayer(screen, heads.subarray(5 * first, 5 * (first + net.heads[layer])), layer);
-      first += net.heads[layer];
+      const next = first + net.layers[layer].heads;
+      this.drawLayer(screen, heads.subarray(5 * first, 5 * next), layer);
+      first = next;
     });
   }
 

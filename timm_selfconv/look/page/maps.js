@@ -15,42 +15,34 @@ function softmax(scores) {
   return probs.map(p => p / sum);
 }
 
-// A net's maps: of all keys for attention, of a footprint around the query for vector attention.
-class Net {
+// One layer's maps: of all keys for attention, of a footprint around the query for vector attention.
+class Layer {
   constructor(spec) {
     Object.assign(this, spec);
-    [this.rows, this.cols] = spec.grid;  // of queries
-    this.shape = spec.footprints ? spec.footprints.shape : spec.grid;  // of a map
     this.size = this.shape[0] * this.shape[1];
-    this.total = spec.heads.reduce((a, b) => a + b, 0);
-    this.shown = new Float32Array(this.total * this.size);  // the maps on the screen, a head after the other
-    this.middle = spec.footprints ? spec.footprints.middle : 0;  // the weight that says nothing
-    this.views = spec.maps && spec.maps.views === 3 ? ['all', 'position', 'content'] : ['all'];
+    this.middle = spec.middle || 0;  // the weight that says nothing
   }
 
   async load() {
-    const { tables, maps, film } = this;
+    const { tables, maps, weights } = this;
     if (tables) {
-      [this.rowScores, this.colScores, this.cross] = await Promise.all(
-        [tables.rows, tables.cols, tables.cross].map(text => unpack(text, Float64Array)));
+      [this.rowScores, this.colScores, this.cross] = await Promise.all(tables.map(text => unpack(text, Float64Array)));
     }
     if (maps) {
       [this.parts, this.peaks] = await Promise.all([unpack(maps.parts, Uint8Array), unpack(maps.peaks, Float32Array)]);
+      this.maps = { levels: maps.levels, views: maps.views };  // the texts are no longer needed
     }
-    if (this.footprints) {
-      this.footprints = (await Promise.all(this.footprints.layers.map(async (layer, i) => {
-        const weights = await unpack(layer.weights, Int8Array), heads = this.heads[i];
-        return Array.from({ length: heads }, (_, head) => ({ ...layer, weights, heads, head }));
-      }))).flat();
-    }
-    if (film) film.heads = await unpack(film.heads, Float32Array);
-    this.tables = tables && {};  // the texts are no longer needed
-    this.maps = maps && { levels: maps.levels };
+    if (weights) this.parts = await unpack(weights, Int8Array);
+    this.tables = Boolean(tables);
+    this.weights = Boolean(weights);
   }
 
+  // Row and column of the query that this layer's own grid has where another grid has a cell.
+  cell(cell, grid) { return cell.map((x, axis) => Math.floor(x * this.queries[axis] / grid[axis])); }
+
   // The softmax of rows[k1] + cols[k2] + cross (k1 - q1) (k2 - q2): a product of two where nothing couples the axes.
-  positionMap(head, query, out) {
-    const { rows, cols } = this, q1 = Math.floor(query / cols), q2 = query % cols, cross = this.cross[head];
+  positionMap(head, [q1, q2], out) {
+    const [rows, cols] = this.shape, cross = this.cross[head];
     const first = head * (2 * rows - 1) + rows - 1 - q1, row = this.rowScores.subarray(first, first + rows);
     const second = head * (2 * cols - 1) + cols - 1 - q2, col = this.colScores.subarray(second, second + cols);
     if (cross === 0) {
@@ -65,48 +57,83 @@ class Net {
     out.set(softmax(scores));
   }
 
-  // The footprint's weights, of the query that this layer's own grid has there.
-  footprintMap(image, head, query, out) {
-    const { grid: [rows, cols], weights, step, heads, head: map } = this.footprints[head];
-    const row = Math.floor(Math.floor(query / this.cols) * rows / this.rows);
-    const index = ((image * heads + map) * rows + row) * cols + Math.floor(query % this.cols * cols / this.cols);
-    for (let k = 0; k < this.size; k++) out[k] = weights[index * this.size + k] * step;
-  }
-
   // One head's map of one query: probabilities of all keys, row by row, or weights of its footprint.
-  map(view, image, head, query, out) {
-    if (this.footprints) return this.footprintMap(image, head, query, out);
-    if (this.tables) return this.positionMap(head, query, out);
-    const { size, parts, peaks } = this, number = this.views.indexOf(view) * data.images.length + image;
-    const index = (number * this.total + head) * size + query, step = peaks[index] / this.maps.levels;
+  map(view, image, head, [row, col], out) {
+    if (this.tables) return this.positionMap(head, [row, col], out);
+    const { size, parts, peaks, queries: [rows, cols] } = this;
+    const index = (((view * data.images.length + image) * this.heads + head) * rows + row) * cols + col;
+    const step = this.maps ? peaks[index] / this.maps.levels : this.step;
     for (let k = 0; k < size; k++) out[k] = parts[index * size + k] * step;
   }
 
-  head(number) { return this.shown.subarray(number * this.size, (number + 1) * this.size); }
+  // Mean distance of what a map attends to from the query, in pixels of the grid.
+  distance(map, [row, col]) {
+    const width = this.shape[1];
+    return map.reduce((sum, p, k) => sum + p * Math.hypot(Math.floor(k / width) - row, k % width - col), 0);
+  }
+}
+
+// The maps of all layers of a net, for a query on the finest of their grids.
+class Net {
+  constructor(spec) {
+    Object.assign(this, spec);
+    [this.rows, this.cols] = spec.grid;
+    this.layers = spec.layers.map(layer => new Layer(layer));
+    this.heads = [];
+    let size = 0;
+    for (const layer of this.layers) {
+      layer.start = size;
+      for (let head = 0; head < layer.heads; head++, size += layer.size) this.heads.push({ layer, head, start: size });
+      layer.end = size;
+    }
+    this.total = this.heads.length;
+    this.shown = new Float32Array(size);  // the maps on the screen, a head after the other
+    const [{ weights, maps }] = spec.layers;
+    Object.assign(this, { vector: Boolean(weights), levels: maps && maps.levels });
+    this.middle = this.layers[0].middle;
+    this.views = maps && maps.views === 3 ? ['all', 'position', 'content'] : ['all'];
+    this.token = this.layers.some(layer => layer.token);
+  }
+
+  async load() {
+    await Promise.all(this.layers.map(layer => layer.load()));
+    if (this.film) this.film.heads = await unpack(this.film.heads, Float32Array);
+  }
+
+  head(number) {
+    const { layer, start } = this.heads[number];
+    return this.shown.subarray(start, start + layer.size);
+  }
 
   // Whether what it shows is a mean over the pictures; attention by position only is the same in all of them.
-  averages() { return state.mean && !this.tables && data.images.length > 1; }
+  averages() { return state.mean && this.content && data.images.length > 1; }
 
-  // All heads' maps of one query into `shown`, of the picture chosen or averaged over all.
+  // Whether it shows where the class token looks, in the place of what pixels do.
+  ofToken() { return state.token && this.token; }
+
+  visible(layer) { return this.ofToken() === Boolean(layer.token); }
+
+  cell(query) { return [Math.floor(query / this.cols), query % this.cols]; }
+
+  // All visible heads' maps of one query into `shown`, of the picture chosen or averaged over all.
   show(query) {
-    const view = this.views.includes(state.view) ? state.view : 'all';
-    const images = this.averages() ? data.images.map((_, i) => i) : [state.image];
-    const one = new Float32Array(this.size);
+    const view = Math.max(0, this.views.indexOf(state.view)), cell = this.cell(query);
+    const images = this.averages() ? data.images.map((_, i) => i) : [this.content ? state.image : 0];
     this.shown.fill(0);
-    for (let head = 0; head < this.total; head++) {
-      const out = this.head(head);
+    for (const { layer, head, start } of this.heads) {
+      if (!this.visible(layer)) continue;
+      const own = layer.cell(cell, this.grid), one = new Float32Array(layer.size);
       for (const image of images) {
-        this.map(view, image, head, query, one);
-        for (let k = 0; k < this.size; k++) out[k] += one[k] / images.length;
+        layer.map(view, image, head, own, one);
+        for (let k = 0; k < layer.size; k++) this.shown[start + k] += one[k] / images.length;
       }
     }
   }
 
-  // Mean distance of what a head attends to from the query, in pixels of the grid.
-  distance(head, query) {
-    const q1 = Math.floor(query / this.cols), q2 = query % this.cols;
-    return this.head(head).reduce(
-      (sum, p, k) => sum + p * Math.hypot(Math.floor(k / this.cols) - q1, k % this.cols - q2), 0);
+  // Mean distance of what a head attends to from the query, in pixels of its layer's grid.
+  distance(number, query) {
+    const { layer } = this.heads[number];
+    return layer.distance(this.head(number), layer.cell(this.cell(query), this.grid));
   }
 
   // The same, a mean over up to 8 x 8 queries spread over the grid.

@@ -4,10 +4,11 @@ const data = JSON.parse(document.getElementById('data').textContent);
 
 // what the permalink holds: the query is a point of the picture, as parts of its height and width, for nets of any grid
 const state = {
-  image: 0, at: [0.5, 0.5], view: 'all', scale: 'all', mean: false, sort: false, heads: data.nets.map(() => null),
-  epoch: null,  // of the films; without one the last
+  image: 0, at: [0.5, 0.5], view: 'all', scale: 'all', mean: false, sort: false, token: false,
+  heads: data.nets.map(() => null), epoch: null,  // of the films; without one the last
 };
 
+const SWITCHES = ['mean', 'sort', 'token'];
 const panels = [], scales = new Map();
 let frame = 0, rest = 0;
 
@@ -19,7 +20,7 @@ function drawAll() {
   frame = 0;
   for (const { net } of panels) net.show(net.query());
   for (const [signed, labels] of scales) {
-    const alike = panels.filter(({ net }) => Boolean(net.footprints) === signed);
+    const alike = panels.filter(({ net }) => net.vector === signed);
     const most = state.scale === 'all' ? Math.max(...alike.map(({ net }) => largest(net.shown, net.middle))) : 0;
     for (const panel of alike) panel.drawQuery(most);
     const { middle } = alike[0].net, number = x => String(Number(x.toPrecision(2))).replace('-', '−');
@@ -33,14 +34,14 @@ function drawAll() {
 function drawOptions() {
   const { elements } = document.forms[0];
   for (const name of ['image', 'view', 'scale']) elements[name].value = state[name];
-  for (const name of ['mean', 'sort']) elements[name].checked = state[name];
+  for (const name of SWITCHES) elements[name].checked = state[name];
   document.getElementById('pictures').classList.toggle('idle', panels.every(({ net }) => net.averages()));
   for (const panel of panels) panel.drawOptions();
 }
 
 function update(change) {
   Object.assign(state, change);
-  if (['image', 'view', 'mean', 'sort'].some(name => name in change)) for (const panel of panels) panel.drawDistances();
+  if (['image', 'view', ...SWITCHES].some(name => name in change)) for (const panel of panels) panel.drawDistances();
   if (Object.keys(change).some(name => !['at', 'epoch'].includes(name))) drawOptions();
   redraw();
   clearTimeout(rest);
@@ -56,8 +57,7 @@ function writeHash() {
     at: state.at.map(part => part.toFixed(4)).join(','),
     view: state.view,
     scale: state.scale,
-    mean: Number(state.mean),
-    sort: Number(state.sort),
+    ...Object.fromEntries(SWITCHES.map(name => [name, Number(state[name])])),
     heads: state.heads.map((index, net) => {
       if (index === null) return '-';
       const { layer, head } = panels[net].tiles[index];
@@ -75,7 +75,7 @@ function readHash() {
   if (at.length === 2 && at.every(part => part >= 0 && part < 1)) change.at = at;
   if (panels.some(({ net }) => net.views.includes(hash.get('view')))) change.view = hash.get('view');
   if (['all', 'tile'].includes(hash.get('scale'))) change.scale = hash.get('scale');
-  for (const name of ['mean', 'sort']) if (hash.has(name)) change[name] = hash.get(name) === '1';
+  for (const name of SWITCHES) if (hash.has(name)) change[name] = hash.get(name) === '1';
   if (/^\d+$/.test(hash.get('epoch')) && panels.some(({ film }) => film)) change.epoch = Number(hash.get('epoch'));
   if (hash.has('heads')) {
     const words = hash.get('heads').split(',');
@@ -117,7 +117,8 @@ function describeMode() {
     nets.some(net => net.averages()) ? `mean over ${data.images.length} pictures` : data.images[state.image],
     ...nets.some(net => net.views.length > 1) ? [views[state.view]] : [],
     state.scale === 'all' ? 'shared scale' : 'per-tile scale',
-    ...state.sort && nets.some(net => !net.footprints) ? ['heads sorted by distance'] : [],
+    ...nets.some(net => net.ofToken()) ? ['class token'] : [],
+    ...state.sort && nets.some(net => !net.vector && !net.ofToken()) ? ['heads sorted by distance'] : [],
   ].join(', ');
 }
 
@@ -193,7 +194,10 @@ function makeControls() {
   const nets = panels.map(({ net }) => net);
   document.getElementById('choose').hidden = data.images.length < 2;
   document.getElementById('views').hidden = !nets.some(net => net.views.length > 1);
-  const switches = { mean: data.images.length > 1 && nets.some(net => !net.tables), sort: nets.some(net => !net.footprints) };
+  const switches = {
+    mean: data.images.length > 1 && nets.some(net => net.content), sort: nets.some(net => !net.vector),
+    token: nets.some(net => net.token),
+  };
   for (const name in switches) form.elements[name].closest('label').hidden = !switches[name];
   form.querySelector('.switches').hidden = !Object.values(switches).includes(true);
   form.addEventListener('submit', event => event.preventDefault());
@@ -206,19 +210,19 @@ function makeControls() {
     if (event.key === 'Escape') update({ heads: panels.map(() => null) });
   });
   addEventListener('hashchange', readHash);
-  for (const signed of new Set(nets.map(net => Boolean(net.footprints)))) makeScale(signed);
+  for (const signed of new Set(nets.map(net => net.vector))) makeScale(signed);
 
-  const notes = ['Distances are in pixels of the grid.'];
+  const notes = ["Distances are in pixels of a layer's grid."];
   if (scales.has(false)) notes.push('Colours of attention follow its square root, so that small shares show too.');
   if (nets.some(net => net.views.length > 1)) {
     notes.push('Position only: the softmax of the terms of equation (8) that know offsets (content-position, position).'
       + ' Content only: of those that look at keys (content, key bias).');
   }
   for (const net of nets) {
-    notes.push(net.footprints ? `${net.name} weighs the ${net.shape.join(' × ')} pixels around the query, each weight ` +
+    notes.push(net.vector ? `${net.name} weighs the ${net.layers[0].shape.join(' × ')} pixels around the query, each weight ` +
       'map for a share of its channels.'
-      : net.maps ? `${net.name}: maps are exact to 1/${net.maps.levels} of their largest probability.`
-        : `${net.name} attends by position only, the same in every picture.`);
+      : (net.content ? '' : `${net.name} attends by position only, the same in every picture. `)
+        + (net.levels ? `${net.name}: maps are exact to 1/${net.levels} of their largest probability.` : ''));
   }
   document.getElementById('notes').textContent = notes.join(' ');
 }
