@@ -12,6 +12,6 @@ from .centers import density_level, figure_centers, figure_regions, figure_train
     training_blobs
 from .draw import REPORTED, draw_figures, mean_maps
 from .footprints import figure_footprints
-from .maps import average_attention, by_locality, figure_average, figure_class, figure_query, query_attention
+from .maps import average_attention, by_locality, figure_average, figure_query, query_attention
 from .statistics import baselines, convolution_maps, figure_heads, figure_statistics
 from .style import save_figure, save_figures

@@ -16,7 +16,7 @@ from timm_selfconv.look.heads import LayerReport, report_maps
 from timm_selfconv.theory import encoding_blobs
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
-from .maps import check_query, figure_average, figure_class, figure_query
+from .maps import check_query, figure_average, figure_query
 from .statistics import baselines, figure_heads, figure_statistics
 
 __all__ = ['REPORTED', 'draw_figures', 'mean_maps']
@@ -133,7 +133,7 @@ def draw_figures(
         figures['heads'] = figure_heads({net: layers, **versus}, KERNEL_SIZE, over_images(len(seen)))
     token = has_class_token(model) and part == 'both'
     if token:
-        figures['class'] = figure_class(mean_over(images, lambda batch: class_attention(model, batch)), note, net=net)
+        figures['class'] = figure_average(mean_over(images, lambda batch: class_attention(model, batch)), note, net=net)
     for name, image in tqdm(list(zip(names, images)), desc='pictures', leave=False, disable=None):
         single = [m[0] for m in attention_maps(model, image[None], part)]
         picture = to_picture(model, image)
@@ -142,7 +142,7 @@ def draw_figures(
         figures[f'average-{name}'] = figure_average(single, picture=picture, net=net)
         if token:
             single = [m[0] for m in class_attention(model, image[None])]
-            figures[f'class-{name}'] = figure_class(single, picture=picture, net=net)
+            figures[f'class-{name}'] = figure_average(single, picture=picture, net=net)
     if history is not None:
         figures['training'] = figure_training(history[0], history[1] or grids[0], net)
     return figures

@@ -1,4 +1,5 @@
 """Attention maps, a layer per row and a head per column (paper, Fig. 5 to 10; report, Fig. 3, 4, 8, 20 to 23)."""
+import math
 from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from timm_selfconv.theory import mean_distance
 from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figure
 
 __all__ = [
-    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_class', 'figure_query', 'queries_of',
+    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'queries_of',
     'query_attention', 'rows_height',
 ]
 
@@ -22,6 +23,7 @@ SCALE = 'above each panel: its head, its largest value'
 Grid = Tuple[int, int]
 RED = '#b2182b'  # of maps over a picture, the more the less one sees through
 HEAD_LINE, LETTER = 0.12, 0.055  # inches, of the line above a panel and of a letter of its row's name
+MOST_COLUMNS = 16  # more heads take several lines
 COVERED = 0.99  # share of the pixels whose differences an average's colours show
 
 
@@ -139,18 +141,21 @@ def draw_rows(
 ) -> None:
     """Images, shape (heads, h, w) per layer, all on one scale of colours, that gets a label.
 
-    Each layer has a row and a name. Of attention ``orders`` say in which order heads are drawn, each with its largest
+    Each layer has a row, of several lines if its heads are many, and a name. Of attention ``orders`` say in which order heads are drawn, each with its largest
     value above it; ``marks`` are pixels to frame, one per layer, ``under`` a picture under each map, shape
     (height, width, 3).
     """
-    columns, inches = max(map(len, rows)), panel_width(rows, names)
+    (columns, lines), inches = columns_and_lines(rows), panel_width(rows, names)
     grid: Grid = (rows[0].shape[-2], rows[0].shape[-1])
     side, ratio, head_line = 0.95, grid[0] / grid[1], HEAD_LINE / inches
     for number, (row, name) in enumerate(zip(rows, names)):
-        top = number * (ratio + head_line) + head_line
+        start = sum(lines[:number])
         own, mark = (row.shape[-2], row.shape[-1]), marks[number] if marks else None
-        ax.text(-0.12, top + ratio / 2, name, ha='right', va='center')
-        for column, head in enumerate(orders[number] if orders else range(len(row))):
+        middle = (start + (lines[number] - 1) / 2) * (ratio + head_line) + head_line + ratio / 2
+        ax.text(-0.12, middle, name, ha='right', va='center')
+        for place, head in enumerate(orders[number] if orders else range(len(row))):
+            line, column = divmod(place, columns)
+            top = (start + line) * (ratio + head_line) + head_line
             image, extent = row[head].numpy(), (column, column + side, top + side * ratio, top)
             above: Any = dict(fontsize=5 if columns <= 12 else 4, va='bottom')
             look: Any = dict(cmap=colors.cmap, norm=colors.norm)
@@ -166,20 +171,28 @@ def draw_rows(
                 ax.text(column + side, top, share, ha='right', color='0.25', **above)
             else:
                 ax.text(column + side / 2, top, str(head), ha='center', **above)
-    left, bottom = -LETTER * max(map(len, names)) / inches, len(rows) * (ratio + head_line)
+    left, bottom = -LETTER * max(map(len, names)) / inches, sum(lines) * (ratio + head_line)
     ax.set(xlim=(left, columns), ylim=(bottom, 0.), aspect='equal')
     ax.axis('off')
     figure.colorbar(colors, ax=ax, location='bottom', shrink=0.5, aspect=50, pad=0.01).set_label(label, fontsize=6)
 
 
+def columns_and_lines(rows: Sequence[torch.Tensor]) -> Tuple[int, List[int]]:
+    """How many panels stand side by side, at most MOST_COLUMNS, and how many lines each layer takes."""
+    most = max(map(len, rows))
+    columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))
+    return columns, [math.ceil(len(row) / columns) for row in rows]
+
+
 def panel_width(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
     """Inches for a panel of :func:`draw_rows` and the gap to the next one."""
-    return min((TEXT_WIDTH - 0.1 - LETTER * max(map(len, names))) / max(map(len, rows)), 0.75)
+    return min((TEXT_WIDTH - 0.1 - LETTER * max(map(len, names))) / columns_and_lines(rows)[0], 0.75)
 
 
 def rows_height(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
     """Inches for the rows of :func:`draw_rows` with their colour bar."""
-    return len(rows) * (panel_width(rows, names) * rows[0].shape[-2] / rows[0].shape[-1] + HEAD_LINE) + 0.45
+    line = panel_width(rows, names) * rows[0].shape[-2] / rows[0].shape[-1] + HEAD_LINE
+    return sum(columns_and_lines(rows)[1]) * line + 0.45
 
 
 def draw_maps(
@@ -256,43 +269,28 @@ def figure_query(
 
 
 @styled
-def figure_class(
-        maps: Sequence[torch.Tensor],
-        small: str = '',
-        picture: Optional[torch.Tensor] = None,
-        net: str = '',
-) -> Figure:
-    """Attention of the class token, a layer per row, a head per column.
-
-    Args:
-        maps: What :func:`timm_selfconv.look.attention_maps.class_attention` returns, shape (heads, H, W) each: of one
-            image, or a mean over images.
-        picture: What the net looked at, as for :func:`figure_average`, to lay the maps over.
-        small: More of the small print.
-        net: Which net it is, for the title.
-    """
-    orders = [list(range(len(layer))) for layer in maps]
-    return draw_maps(
-        maps, orders, (), 'Attention of the class token to patches', small, picture, net, over=picture is not None)
-
-
-@styled
 def figure_average(
         maps: Sequence[torch.Tensor],
         small: str = '',
         picture: Optional[torch.Tensor] = None,
         net: str = '',
 ) -> Figure:
-    """Attention that each pixel receives, see :func:`average_attention` (report, Fig. 8, 20 to 23).
+    """Attention that each pixel receives (report, Fig. 8, 20 to 23), or where the class token looks.
 
     Args:
-        maps: Attention maps of each layer, shape (heads, H, W, H, W): of one image, or a mean over images.
+        maps: Of each layer, of one image or a mean over images: attention maps, shape (heads, H, W, H, W), of which it
+            takes :func:`average_attention`, or those of the class token, shape (heads, H, W), see
+            :func:`timm_selfconv.look.attention_maps.class_attention`.
         small: More of the small print.
-        picture: What the net looked at, shape (height, width, 3), values from 0 to 1.
+        picture: What the net looked at, shape (height, width, 3), values from 0 to 1; the class token's maps lie over
+            it.
         net: Which net it is, for the title.
     """
-    rows = [average_attention(layer) for layer in maps]
     orders = [list(range(len(layer))) for layer in maps]
+    if maps[0].dim() == 3:
+        title = 'Attention of the class token to patches'
+        return draw_maps(maps, orders, (), title, small, picture, net, over=picture is not None)
+    rows = [average_attention(layer) for layer in maps]
     most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a corner must not darken all others
     title = 'Attention that each pixel receives, mean over all queries'
     return draw_maps(rows, orders, (), title, small, picture, net, most=most)

@@ -23,7 +23,7 @@ MAP_COLORS = 'viridis'  # as the explorer has it: perceptually uniform, the colo
 HALO = [withStroke(linewidth=1.2, foreground='white')]  # what is dark shows on bright pixels, its halo on dark ones
 
 # after Paul Tol's muted colours, darkened to a contrast of at least 3 on the grids' grey; heads beyond get the next
-# marker, and all have their numbers beside them
+# marker, those beyond 45 the first one again, and all have their numbers beside them
 HEAD_COLORS = ('#332288', '#0077bb', '#2b8a7b', '#117733', '#7f7f1e', '#a86a00', '#cc4c5c', '#882255', '#aa4499')
 HEAD_MARKERS = ('o', '^', 's', 'D', 'v')
 
@@ -44,14 +44,8 @@ def styled(function: Any) -> Any:
 
 
 def head_style(head: int) -> Tuple[str, str]:
-    """Colour and marker of a head, the same in all figures.
-
-    Raises:
-        ValueError: If there are not that many.
-    """
-    if not 0 <= head < len(HEAD_COLORS) * len(HEAD_MARKERS):
-        raise ValueError(f'head={head}: needs a number from 0 to {len(HEAD_COLORS) * len(HEAD_MARKERS) - 1}')
-    return HEAD_COLORS[head % len(HEAD_COLORS)], HEAD_MARKERS[head // len(HEAD_COLORS)]
+    """Colour and marker of a head, the same in all figures."""
+    return HEAD_COLORS[head % len(HEAD_COLORS)], HEAD_MARKERS[head // len(HEAD_COLORS) % len(HEAD_MARKERS)]
 
 
 def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, **kwargs: Any) -> None:
