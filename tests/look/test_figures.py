@@ -360,8 +360,8 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
 
 def test_convolutions_that_became_attention_have_no_untrained_net():
     """Their heads begin at the taps: beside them stand uniform maps and a convolution."""
-    net = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1, 1, 1, 1), attention_stages=['layer3'])
-    drawn = figures.draw_figures(net.eval())
+    small = dict(channels=(4, 4, 4, 4), layers=(1, 1, 1, 1))
+    drawn = figures.draw_figures(timm.create_model('resnet_tiny_cifar', attention_stages=['layer3'], **small).eval())
     assert len(panels(drawn['attention'])) == 9 + 9 + 1
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-9.75, 8.75), (-5.75, 4.75), (-9.75, 8.75)]
     assert [line.get_label() for line in drawn['statistics'].legends[0].legend_handles][2:] == [

@@ -8,7 +8,9 @@ The page draws any query's maps of all heads from what this module packs into it
   right to one step, ``1 / LEVELS`` of it. Where a net has terms of both kinds there are three maps: of all terms, of
   those that know offsets, and of those that look at keys.
 
-Each layer has a grid of its own. Where the class token looks are layers too, of a single query. Where the history of the net's training is at hand, it holds where every head looked after each epoch, too.
+Each layer has a grid of its own; where the class token looks are layers too, of a single query.
+
+Where the history of the net's training is at hand, it holds where every head looked after each epoch, too.
 """
 import base64
 import copy
@@ -84,8 +86,9 @@ def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
     shape = maps.shape[-2:]
     peaks = maps.amax((-2, -1)).float()
     parts = maps / peaks.clamp(min=torch.finfo(torch.float32).tiny)[..., None, None]
-    return dict(dict(heads=maps.shape[2], queries=shape, shape=shape, maps=dict(
-        views=len(maps), levels=LEVELS, peaks=pack(peaks), parts=pack(quantise(parts, 1 / LEVELS, torch.uint8)))), **more)
+    packed = dict(
+        views=len(maps), levels=LEVELS, peaks=pack(peaks), parts=pack(quantise(parts, 1 / LEVELS, torch.uint8)))
+    return dict(dict(heads=maps.shape[2], queries=shape, shape=shape, maps=packed), **more)
 
 
 def picture_uri(model: nn.Module, image: torch.Tensor) -> str:

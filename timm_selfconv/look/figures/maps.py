@@ -141,9 +141,9 @@ def draw_rows(
 ) -> None:
     """Images, shape (heads, h, w) per layer, all on one scale of colours, that gets a label.
 
-    Each layer has a row, of several lines if its heads are many, and a name. Of attention ``orders`` say in which order heads are drawn, each with its largest
-    value above it; ``marks`` are pixels to frame, one per layer, ``under`` a picture under each map, shape
-    (height, width, 3).
+    Each layer has a row, of several lines if its heads are many, and a name. Of attention ``orders`` say in which order
+    heads are drawn, each with its largest value above it; ``marks`` are pixels to frame, one per layer, ``under`` a
+    picture under each map, shape (height, width, 3).
     """
     (columns, lines), inches = columns_and_lines(rows), panel_width(rows, names)
     grid: Grid = (rows[0].shape[-2], rows[0].shape[-1])
@@ -167,7 +167,7 @@ def draw_rows(
                 largest, (color, marker) = float(row[head].nan_to_num(0.).max()), head_style(head)
                 share = f'{largest:.{2 if largest >= 0.095 else 3}f}'.lstrip('0')
                 ax.plot(column + 0.05, top - 0.3 * head_line, color=color, marker=marker, markersize=3)
-                ax.text(column + 0.12, top, str(head), weight='bold', **above)
+                ax.text(column + 0.05 + 0.035 / inches, top, str(head), weight='bold', **above)
                 ax.text(column + side, top, share, ha='right', color='0.25', **above)
             else:
                 ax.text(column + side / 2, top, str(head), ha='center', **above)
