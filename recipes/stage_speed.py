@@ -3,7 +3,7 @@
     python stage_speed.py [ROUNDS]
 
 Stages 3 and 4 of each net and the net with both converted, in training (forward and backward) and in inference, in
-float32 and under bfloat16 autocast. Both sides run in turn; shortest process times of 7 ROUNDS.
+float32 and under bfloat16 autocast. Both sides run in turn; shortest of ROUNDS process times each (7).
 """
 import sys
 import time
