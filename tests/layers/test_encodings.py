@@ -2,8 +2,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
+from timm_selfconv.layers.encodings import axis_offsets, gaussian_axis_scores, relative_table, resample_table
+
+sizes = st.integers(1, 9)
 
 
 def test_initial_centres_and_spreads_follow_the_released_code():
@@ -40,3 +44,53 @@ def test_absolute_encodings_check_their_size():
         learned(torch.zeros(1, 4, 5, 6))
     learned.set_grid_size((4, 5))
     assert learned(torch.zeros(1, 4, 5, 6)).shape == (1, 4, 5, 6)
+
+
+@given(sizes)
+def test_offsets_are_key_minus_query(size):
+    offsets = axis_offsets(size, torch.zeros(()))
+    for q in range(size):
+        for k in range(size):
+            assert offsets[q, k] == k - q
+
+
+def test_half_precision_parameters_are_scored_in_float32():
+    for dtype in (torch.float16, torch.bfloat16):
+        centers, precision = torch.randn(3).to(dtype), torch.rand(3).to(dtype)
+        scores = gaussian_axis_scores(centers, precision, 64)
+        assert scores.dtype == torch.float32
+        torch.testing.assert_close(scores, gaussian_axis_scores(centers.float(), precision.float(), 64))
+
+
+@given(st.integers(1, 6), sizes)
+def test_relative_table_looks_offsets_up(reach, size):
+    table = torch.arange(-(reach - 1), reach).float()[:, None]  # the row of an offset holds the offset
+    if size > reach:
+        with pytest.raises(ValueError, match=rf'{size} positions.*reaches {reach}.*set_input_size'):
+            relative_table(table, size)
+    else:
+        torch.testing.assert_close(relative_table(table, size)[..., 0], axis_offsets(size, table))
+
+
+@given(st.integers(2, 9), st.integers(2, 9))
+def test_resampled_tables_keep_ends_middle_and_linear_functions(old, new):
+    linear = torch.linspace(-1, 1, 2 * old - 1, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(
+        resample_table(linear, new), torch.linspace(-1, 1, 2 * new - 1, dtype=torch.float64)[:, None])
+
+
+@pytest.mark.parametrize('spread', [0., 1e-3, 0.03, 1., 30., 1e3])
+@pytest.mark.parametrize('size', [16, 112])
+def test_gaussian_scores_in_float32_are_right_however_far_and_sharp(spread, size):
+    centers = torch.cat([torch.randn(40) * size, torch.tensor([3.5, 3.5000002, -0.5, 0., 256., 4096.3, 1e4, -9999.7])])
+    probs = gaussian_axis_scores(centers, torch.full_like(centers, spread).square(), size).softmax(-1)
+    distance = axis_offsets(size, centers.double()) - centers.double()[:, None, None]
+    expected = (-0.5 * torch.tensor(spread).double() ** 2 * distance.square()).softmax(-1)
+    torch.testing.assert_close(probs.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gaussian_scores_are_numbers_for_all_numbers():
+    largest = torch.finfo(torch.float32).max
+    numbers = torch.tensor([0., 1e-30, 1e4, 1e20, largest, -largest])
+    centers, precision = torch.cartesian_prod(numbers, numbers.abs()).T
+    assert gaussian_axis_scores(centers, precision, 5).softmax(-1).isfinite().all()

@@ -1,7 +1,7 @@
 """Attention as layers: maths in pure functions, under thin modules.
 
-- attention: ``SelfAttention2d`` on a grid of pixels, by the fastest path. scores: its scores, every term of the paper's
-  equation (8). encodings: quadratic, learned and absolute positions; axis_scores: their maths, an axis at a time.
+- attention: ``SelfAttention2d`` on a grid of pixels: its scores, every term of the paper's equation (8), and the path
+  from them to its output. encodings: quadratic, learned and absolute positions, with their maths, an axis at a time.
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
 - token_attention: ``TokenAttention``, as vision transformers have it. gated_attention: ``GatedAttention``, ConViT's, by
   its factors. conv_attention: ``ConvAttention``, a head per tap of a kernel.
@@ -10,15 +10,13 @@
 
 Only torch and timm.layers are imported here.
 """
-from .attention import SelfAttention2d
-from .axis_scores import gaussian_axis_scores
+from .attention import ABSOLUTE, ENCODINGS, RELATIVE, TERMS, SelfAttention2d
 from .conv_attention import ConvAttention
-from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
+from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, gaussian_axis_scores
 from .gated_attention import GatedAttention
 from .kernels import separable_attention
 from .kernels.kernel import explicit_maps
 from .san_attention import PassBatchNorm2d, SanAttention2d
-from .scores import ABSOLUTE, ENCODINGS, RELATIVE, TERMS
 from .token_attention import TokenAttention
 
 __all__ = [

@@ -1,25 +1,48 @@
 """Multi-head self-attention over a pixel grid: scores to probabilities to values, by the fastest path."""
-from typing import Any, Optional, Sequence, Tuple, cast
+from typing import Any, Final, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
-from timm.layers import register_notrace_function, use_fused_attn
+from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .adapters import plain_copy
-from .encodings import select_parameter
+from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32, select_parameter
 from .kernels import key_attention, map_attention, separable_attention
-from .kernels.kernel import autocast_dtype, computed_by, counted, flush_denormals, hooked, needs_plain_ops
+from .kernels.kernel import TINY, autocast_dtype, computed_by, counted, hooked, needs_plain_ops
 from .kernels.low_rank import low_rank_attention
 from .kernels.positions import gather_by_factors, gather_by_maps
 from .kernels.windows import gaussian_windows
-from .scores import AttentionScores, from_largest
 
-__all__ = ['SelfAttention2d']
+__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'SelfAttention2d', 'dense_scores']
 
+TERMS = ('content', 'content_position', 'key_bias', 'position')
+RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
+ABSOLUTE = ('sinusoid', 'absolute')
+ENCODINGS = (*RELATIVE, 'line', *ABSOLUTE)
 # bytes of scores of all heads that are held at once, where nothing asks for whole maps
 CPU_MAP_BYTES = 2 ** 27
 DEVICE_MAP_BYTES = 2 ** 28
+torch.fx.wrap('at_least_float32')  # fx looks for what it must not enter only where a forward is defined
+
+
+def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
+    """Check that terms and encoding exist and fit each other, and return the terms as a tuple.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    terms = (terms,) if isinstance(terms, str) else tuple(terms)
+    if encoding not in ENCODINGS:
+        raise ValueError(f'encoding={encoding!r}: needs one of {ENCODINGS}')
+    if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(TERMS):
+        raise ValueError(f'terms={terms!r}: needs one or more of {TERMS}, each once')
+    if encoding in ABSOLUTE and terms != ('content',):
+        raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
+    if encoding == 'line' and ('position' not in terms or 'content_position' in terms):
+        raise ValueError(f"terms={terms!r}: encoding='line' needs 'position' and knows no 'content_position'")
+    return terms
 
 
 @torch.fx.wrap
@@ -34,7 +57,8 @@ def check_input(x: torch.Tensor, dim: int, weight: Optional[torch.Tensor]) -> to
     if x.dim() != 4 or x.shape[3] != dim or x.shape[1] == 0 or x.shape[2] == 0:
         raise ValueError(f'x of shape {list(x.shape)}: needs shape (B, H, W, {dim}), H and W of at least 1')
     if not torch.jit.is_scripting():  # it knows no autocast of a device
-        if weight is not None and (not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight)):
+        if weight is not None and x.dtype != weight.dtype and (
+                not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight)):
             raise TypeError(f"x of dtype {x.dtype}: needs the layer's, {weight.dtype}")
     return x
 
@@ -49,13 +73,19 @@ def axis_probs(scores: torch.Tensor) -> torch.Tensor:
     return scores.softmax(dim=-1)
 
 
-def rows_at_once(x: torch.Tensor, maps: int) -> int:
-    """Rows of queries whose scores fit in memory, 0 for all; x of shape (B, H, W, C), so many maps of it."""
-    if needs_plain_ops(x):
-        return 0
-    row = maps * x.shape[2] * x.shape[1] * x.shape[2] * torch.promote_types(x.dtype, torch.float32).itemsize
-    fit = (CPU_MAP_BYTES if x.device.type == 'cpu' else DEVICE_MAP_BYTES) // max(1, row)
-    return 0 if fit >= x.shape[1] else max(1, fit)
+@torch.fx.wrap
+@register_notrace_function
+def dense_scores(rows: torch.Tensor, cols: torch.Tensor, cross: Optional[torch.Tensor]) -> torch.Tensor:
+    """Scores of every query for every key from what the two axes give; see :meth:`SelfAttention2d.score_parts`.
+
+    Returns:
+        Scores up to a constant per query, the largest of which is 0, shape (B, heads, Q W, H W).
+    """
+    scores = rows[..., :, None] + cols[..., None, :]
+    if cross is not None:
+        scores = scores + cross
+        scores = scores - scores.detach().amax((-2, -1), keepdim=True)
+    return scores.flatten(4).flatten(2, 3)
 
 
 class HeadValues(nn.Module):
@@ -88,7 +118,7 @@ class HeadValues(nn.Module):
         return self.out(torch.einsum('bijhc,hcd->bijhd', gathered, self.head_weight.to(gathered.dtype)).flatten(-2))
 
 
-class SelfAttention2d(AttentionScores):
+class SelfAttention2d(nn.Module):
     """Multi-head self-attention on a grid of pixels with relative or absolute position encoding.
 
     With ``delta = k - q`` the offset of a key from a query, head h scores (equation 8)
@@ -103,6 +133,9 @@ class SelfAttention2d(AttentionScores):
     without a tensor of all scores. Both give way to an explicit map, softmax then ``attn_drop``, where that
     is asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities that have only factors.
     """
+    absolute: Final[bool]
+    relative: Final[bool]
+    separable: Final[bool]
 
     def __init__(
             self,
@@ -138,17 +171,59 @@ class SelfAttention2d(AttentionScores):
         Raises:
             ValueError: If an argument is out of range or the terms do not fit the encoding.
         """
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        terms = check_terms(terms, encoding)
         if head_dim is not None and (isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 1):
             raise ValueError(f'head_dim={head_dim!r}: needs an integer of at least 1, or None')
-        super().__init__(dim, num_heads, terms, encoding, grid_size, qk_bias, device, dtype)
+        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
+            raise ValueError(f'num_heads={num_heads!r}: needs an integer of at least 1')
+
+        self.terms = terms
+        self.dim = dim
+        self.num_heads = num_heads
+        self.scale = dim ** -0.5
+        self.absolute = encoding in ABSOLUTE
+        self.relative = 'position' in terms or 'content_position' in terms
+        self.separable = terms == ('position',) and encoding in ('quadratic', 'learned')
+        has_query = 'content' in terms or 'content_position' in terms
+        has_key = 'content' in terms or 'key_bias' in terms
+
+        module: Any = None
+        if self.absolute:
+            module = AbsoluteEncoding(dim, grid_size, learned=encoding == 'absolute', **dd)
+        elif self.relative:
+            kept = dict(position='position' in terms, content_position='content_position' in terms)
+            if encoding == 'learned':
+                module = LearnedEncoding(num_heads, dim, grid_size, **kept, **dd)
+            else:
+                line_width = grid_size[1] if encoding == 'line' else None
+                module = QuadraticEncoding(
+                    num_heads, dim, full=encoding == 'quadratic_gen', line_width=line_width, **kept, **dd)
+        self.encoding = module
+        self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
+        self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
+        self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd)) if 'key_bias' in terms else None
         self.fused_attn = use_fused_attn()
         self.tolerance: Optional[float] = None  # see `fuse`
         self.attn_drop = nn.Dropout(attn_drop)
-        self.value: Any = nn.Linear(num_heads * dim, dim, device=device, dtype=dtype) if head_dim is None else \
-            HeadValues(num_heads, dim, head_dim, device, dtype)
-        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if proj else nn.Identity()
+        self.value: Any = nn.Linear(num_heads * dim, dim, **dd) if head_dim is None else \
+            HeadValues(num_heads, dim, head_dim, **dd)
+        self.proj = nn.Linear(dim, dim, **dd) if proj else nn.Identity()
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise what is this module's own; its parts initialise themselves."""
+        if self.key_bias is not None:
+            trunc_normal_(self.key_bias, std=0.02)
+
+    def keys(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys of x, shape (B, H, W, dim): shape (B, heads, H W, dim). Only attention that looks at keys has them."""
+        assert self.key is not None
+        if self.absolute:
+            x = self.encoding(x)
+        return self.key(x).view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
     @torch.jit.unused
     def fuse(self, tolerance: Optional[float] = None) -> 'SelfAttention2d':
@@ -199,33 +274,91 @@ class SelfAttention2d(AttentionScores):
             select_parameter(self, 'key_bias', index)
         self.num_heads = len(heads)
 
-    def _choose_path(self, x: torch.Tensor) -> Tuple[str, int]:
-        """Choose how x goes through: by 'factors', 'keys', 'windows' or a 'map', and rows of queries at once (0: all).
+    def score_parts(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor] = None,
+            queries: Optional[torch.Tensor] = None,
+    ) -> Tuple[
+            Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor],
+            Optional[torch.Tensor]]:
+        """The scores' parts, ``query key' + rows + cols + cross`` up to a constant per query.
 
-        Whole maps are for who asks: by timm's switch, :func:`explicit_maps` or a hook on ``attn_drop``. Factors have no
-        probabilities to drop, nor have keys on a CPU.
+        Args:
+            x: Input, shape (B, H, W, dim).
+            key: Keys to meet in the place of x's own, see :meth:`keys`.
+            queries: Rows of the queries, shape (Q,); all H by default.
+
+        Returns:
+            Queries over sqrt(D) with ``u`` added, shape (B, heads, Q, W, dim), and keys, (B, heads, H W, dim), or None
+            without content and key bias; scores of the terms that know offsets, as encodings give them, those of rows
+            and of columns the largest 0, or None.
         """
-        drops = self.training and self.attn_drop.p > 0.
-        if torch.jit.is_scripting():
-            return ('factors' if self.separable and self.fused_attn and not drops else 'map'), 0
-        else:  # torchscript compiles what follows a return, but not an else
-            # a hook on this dropout wants to see the map, but not a hook on all modules, as profilers set
-            watched = hooked(self.attn_drop) and not hooked(self.proj_drop)
-            if watched or not self.fused_attn or computed_by.get() == 'maps':
-                return 'map', 0
-            if self.separable and not drops:
-                return 'factors', 0
-            gaussian = self.terms == ('position',)
-            rows = rows_at_once(x, self.num_heads * (1 if gaussian else x.shape[0]))
-            if self.key is None:
-                # windows rest on numbers: read back from a device they would cost more than they save
-                known = rows > 0 and x.device.type == 'cpu' and not counted()
-                return ('windows' if known and gaussian and not self.separable else 'map'), rows
-            coupled = self.relative and getattr(self.encoding, 'full', False)
-            dropped = drops and (needs_plain_ops(x, False) or x.device.type == 'cpu')
-            return ('map' if coupled or dropped else 'keys'), rows
+        height, width = x.shape[1], x.shape[2]
+        query: Optional[torch.Tensor] = None
+        rows: Optional[torch.Tensor] = None
+        cols: Optional[torch.Tensor] = None
+        cross: Optional[torch.Tensor] = None
+        if self.key is not None and key is None:
+            key = self.keys(x)
+        if self.absolute:
+            x = self.encoding(x)
+        if queries is not None:
+            x = x.index_select(1, queries)
+        if self.query is not None:
+            query = self.query(x).unflatten(3, [self.num_heads, self.dim]).permute(0, 3, 1, 2, 4) * self.scale
+        if self.relative:
+            rows, cols, cross = self.encoding(query, height, width, queries)
+            # of one, the largest would swallow the other's, and half precision both
+            rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
+        if self.key is None:
+            query = None
+        elif self.key_bias is not None:
+            assert key is not None
+            key_bias = self.key_bias[:, None, None].to(key.dtype) * self.scale
+            if 'content' in self.terms and query is not None:
+                query = query + key_bias
+            else:
+                query = key_bias.expand(x.shape[0], -1, x.shape[1], width, -1)
+        return query, key, rows, cols, cross
 
-    def _through_factors(self, x: torch.Tensor) -> torch.Tensor:
+    def scores(
+            self,
+            x: torch.Tensor,
+            key: Optional[torch.Tensor] = None,
+            queries: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """Scores A of equation (8) up to a constant per query: shape (B or 1, heads, Q W, H W), query before key.
+
+        Arguments are those of :meth:`score_parts`.
+        """
+        query, key, rows, cols, cross = self.score_parts(x, key, queries)
+        bias: Optional[torch.Tensor] = None
+        if rows is not None and cols is not None:
+            bias = dense_scores(rows, cols, cross)
+        if query is not None and key is not None:
+            content = at_least_float32(query.flatten(2, 3) @ key.transpose(-2, -1))
+            return content if bias is None else content + bias
+        assert bias is not None
+        return bias
+
+    def attention_probs(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Attention probabilities for an input, whatever path the forward takes.
+
+        Args:
+            x: Input, shape (B, H, W, dim).
+            key: Keys to meet in the place of x's own, see :meth:`keys`.
+
+        Returns:
+            Probabilities before dropout, at least float32, shape (B, heads, H, W, H, W), query before key. Attention
+            that does not look at content is expanded over the batch, not copied.
+        """
+        batch, height, width, _ = x.shape
+        probs = self.scores(x, key).softmax(dim=-1)
+        probs = probs.view(probs.shape[0], self.num_heads, height, width, height, width)
+        return probs.expand(batch, -1, -1, -1, -1, -1)
+
+    def _by_factors(self, x: torch.Tensor) -> torch.Tensor:
         """Attend by the probabilities of rows and of columns."""
         rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
@@ -238,41 +371,14 @@ class SelfAttention2d(AttentionScores):
                 return low_rank_attention(*inputs, self.tolerance)
         return self.value(gather_by_factors(row_probs, col_probs, x).flatten(3))
 
-    @torch.jit.unused
-    def _through_keys(
+    def _by_map(
             self,
             x: torch.Tensor,
             key: Optional[torch.Tensor],
-            first: int,
-            last: Optional[int],
+            queries: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        """Attend for these rows of queries without a tensor of scores."""
-        query, key, rows, cols, _ = self.score_parts(x, key, first, last)
-        assert query is not None and key is not None
-        if rows is not None and cols is not None:
-            rows, cols = from_largest(rows), from_largest(cols)
-        drop = self.attn_drop.p if self.training else 0.
-        gathered = key_attention(query, key, x.flatten(1, 2)[:, None], rows, cols, drop)
-        return self.value(gathered.flatten(3))
-
-    @torch.jit.unused
-    def _through_windows(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """Attend for these rows of queries, each Gaussian head within its window."""
-        gathered = torch.stack([
-            flush_denormals(self.attn_drop(probs), x.dtype) @ x[:, i:j].flatten(1, 2)
-            for probs, i, j in gaussian_windows(
-                self.encoding.centers, self.encoding.precisions(), x.shape[1], x.shape[2], first, last)], dim=2)
-        return self.value(gathered.unflatten(1, (-1, x.shape[2])).flatten(3))
-
-    def _through_map(
-            self,
-            x: torch.Tensor,
-            key: Optional[torch.Tensor],
-            first: int,
-            last: Optional[int],
-    ) -> torch.Tensor:
-        """Attend for these rows of queries by an explicit map."""
-        attn = self.scores(x, key, first, last)
+        """Attend by an explicit map, for these rows of queries or all: shape (B, Q, W, dim)."""
+        attn = self.scores(x, key, queries)
         attn = attn.softmax(dim=-1)
         attn = self.attn_drop(attn)
         if self.terms == ('position',):
@@ -285,20 +391,49 @@ class SelfAttention2d(AttentionScores):
             gathered = (attn.to(x.dtype) @ x.flatten(1, 2)[:, None]).transpose(1, 2)
         return self.value(gathered.unflatten(1, [-1, x.shape[2]]).flatten(3))
 
-    def _attend(
+    @torch.jit.unused
+    def _by_keys(
             self,
             x: torch.Tensor,
             key: Optional[torch.Tensor],
-            path: str,
-            first: int,
-            last: Optional[int],
+            queries: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        """Attend for the rows of queries from first to last, all by default: shape (B, Q, W, dim)."""
-        if path == 'keys':
-            return self._through_keys(x, key, first, last)
-        if path == 'windows' and last is not None:
-            return self._through_windows(x, first, last)
-        return self._through_map(x, key, first, last)
+        """Attend without a tensor of scores, as :meth:`_by_map` does."""
+        query, key, rows, cols, _ = self.score_parts(x, key, queries)
+        assert query is not None and key is not None
+        drop = self.attn_drop.p if self.training else 0.
+        return self.value(key_attention(query, key, x.flatten(1, 2)[:, None], rows, cols, drop).flatten(3))
+
+    @torch.jit.unused
+    def _by_windows(self, x: torch.Tensor, key: None, queries: torch.Tensor) -> torch.Tensor:
+        """Attend, each Gaussian head within its window, as :meth:`_by_map` does."""
+        gathered = torch.stack([
+            F.threshold(self.attn_drop(probs).to(x.dtype), TINY, 0.) @ x[:, i:j].flatten(1, 2)
+            for probs, i, j in gaussian_windows(
+                self.encoding.centers, self.encoding.precisions(), x.shape[1], x.shape[2], queries)], dim=2)
+        return self.value(gathered.unflatten(1, (-1, x.shape[2])).flatten(3))
+
+    @torch.jit.unused
+    def _by_rows(self, x: torch.Tensor, key: Optional[torch.Tensor], drops: bool) -> torch.Tensor:
+        """Attend for as many rows of queries at once as there is memory for their scores."""
+        coupled = self.relative and getattr(self.encoding, 'full', False)
+        # keys have no probabilities to drop on a CPU, nor in plain operators
+        dropped = drops and (needs_plain_ops(x, False) or x.device.type == 'cpu')
+        attend: Any = self._by_map if self.key is None or coupled or dropped else self._by_keys
+        if needs_plain_ops(x):
+            return attend(x, key)
+        _, height, width, _ = x.shape
+        maps = self.num_heads * (1 if self.terms == ('position',) else len(x))
+        row = maps * width * height * width * torch.promote_types(x.dtype, torch.float32).itemsize
+        fit = (CPU_MAP_BYTES if x.device.type == 'cpu' else DEVICE_MAP_BYTES) // max(1, row)
+        if fit >= height:
+            return attend(x, key)
+        if self.terms == ('position',) and not self.separable and x.device.type == 'cpu' and not counted():
+            attend = self._by_windows  # they rest on numbers: read back from a device they cost more than they save
+        if self.key is not None and key is None:
+            key = self.keys(x)
+        return torch.cat([
+            attend(x, key, queries) for queries in torch.arange(height, device=x.device).split(max(1, fit))], dim=1)
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim).
@@ -308,18 +443,18 @@ class SelfAttention2d(AttentionScores):
             TypeError: If x has another dtype than the layer's weights.
         """
         weight: Optional[torch.Tensor] = None
+        explicit, drops = not self.fused_attn, self.training and self.attn_drop.p > 0.
         if not torch.jit.is_scripting():
             if type(self.value) is nn.Linear:
                 weight = self.value.weight
+            # a hook on this dropout wants to see the map, but not a hook on all modules, as profilers set
+            watched = hooked(self.attn_drop) and not hooked(self.proj_drop)
+            explicit = explicit or watched or computed_by.get() == 'maps'
         x = check_input(x, self.dim, weight)
-        path, rows = self._choose_path(x)
-        if self.separable and path == 'factors':
-            x = self._through_factors(x)
-        elif rows == 0:
-            x = self._attend(x, key, path, 0, None)
+        if self.separable and not (explicit or drops):
+            x = self._by_factors(x)
+        elif torch.jit.is_scripting() or explicit:
+            x = self._by_map(x, key)
         else:
-            if self.key is not None and key is None:
-                key = self.keys(x)
-            parts = [self._attend(x, key, path, first, first + rows) for first in range(0, x.shape[1], rows)]
-            x = torch.cat(parts, dim=1)
+            x = self._by_rows(x, key, drops)
         return self.proj_drop(self.proj(x))

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from .axis_scores import at_least_float32, gaussian_axis_scores, precision_matrices
+from .encodings import at_least_float32, gaussian_axis_scores
 from .kernels import key_attention, map_attention, separable_attention
 from .kernels.positions import maps_of_factors
 
@@ -147,7 +147,7 @@ class ConvAttention(nn.Module):
 
     def precisions(self) -> torch.Tensor:
         """Precision of each head on a plane, at least float32, shape (heads, 2, 2)."""
-        return precision_matrices(self.spreads)
+        return torch.diag_embed(at_least_float32(self.spreads).square()[:, None].expand(-1, 2))
 
     def queries(self, size: Sequence[int]) -> List[range]:
         """Positions of the queries along each axis of a padded input.

@@ -2,7 +2,7 @@
 
 The paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) writes every attention score as a sum of terms in the
 relative encoding ``r_delta`` of the offset ``delta = key - query``, in pixels (its equation 8). Three kinds of encoding
-stand here, thin modules over the functions of :mod:`timm_selfconv.layers.axis_scores`:
+stand here, thin modules over functions of an axis:
 
 - quadratic, equation (9): a head is a Gaussian of centre ``Delta`` and precision ``Sigma^-1`` around the query,
   isotropic or with a full 2 x 2 precision (appendix D.1), or with one of rank 1 along a line of numbered offsets;
@@ -17,13 +17,135 @@ from typing import TYPE_CHECKING, Final, Optional, Tuple
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
-from timm.layers import register_notrace_module, resample_abs_pos_embed_nhwc, trunc_normal_
+from timm.layers import register_notrace_function, register_notrace_module, resample_abs_pos_embed_nhwc, trunc_normal_
 
-from .axis_scores import around_nearest, at_least_float32, axis_offsets, check_reach, finite, gaussian_axis_scores, \
-    precision_matrices, relative_table, resample_table, sinusoids
+__all__ = [
+    'AbsoluteEncoding', 'LearnedEncoding', 'QuadraticEncoding', 'around_nearest', 'at_least_float32', 'axis_offsets',
+    'gaussian_axis_scores', 'relative_table', 'resample_table', 'select_parameter',
+]
 
-__all__ = ['AbsoluteEncoding', 'LearnedEncoding', 'QuadraticEncoding', 'select_parameter']
+
+@torch.fx.wrap
+@register_notrace_function
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Half precision to float32, the rest as it is: offsets and their scores need more than 8 bits."""
+    return x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
+
+
+def axis_offsets(size: int, like: torch.Tensor, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """Offsets ``key - query`` between positions of one axis.
+
+    Args:
+        size: Number of positions along the axis, all of them keys.
+        like: Tensor whose device and (at least float32) dtype the result takes.
+        queries: Positions of the queries, on that device, shape (queries,); all positions by default.
+
+    Returns:
+        Offsets in pixels, shape (queries, size), query before key.
+    """
+    positions = torch.arange(size, device=like.device, dtype=at_least_float32(like).dtype)
+    if queries is None:
+        queries = positions
+    return positions[None, :] - queries[:, None]
+
+
+def gaussian_axis_scores(
+        centers: torch.Tensor,
+        precision: torch.Tensor,
+        size: int,
+        queries: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Log-Gaussian scores along one axis, ``-precision / 2 * (delta - center)^2`` up to a constant per query.
+
+    The softmax sees no such constant, nor does equation (9) of the paper have this one. It is chosen such that the
+    score of the key nearest to the centre is 0, and each other one is right to rounding, however far the centre, sharp
+    the head and large the grid.
+
+    Args:
+        centers: Centre of each head along the axis, in pixels, shape (heads,).
+        precision: Inverse variance of each head along the axis, in 1 / pixels^2, shape (heads,).
+        size: Number of positions along the axis, all of them keys.
+        queries: Positions of the queries, see :func:`axis_offsets`.
+
+    Returns:
+        Scores, shape (heads, queries, size), query before key.
+    """
+    to_nearest, from_center = around_nearest(centers, size, queries)
+    precision = at_least_float32(precision).clamp(max=1e30)[:, None, None]
+    return -0.5 * precision * to_nearest * (to_nearest + 2 * from_center)
+
+
+def around_nearest(
+        centers: torch.Tensor,
+        size: int,
+        queries: Optional[torch.Tensor] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Offsets along one axis of some size as seen from the key that is nearest to a head's centre.
+
+    For centres of shape (heads,) and queries as in :func:`axis_offsets`: how far each key lies behind the nearest one,
+    shape (heads, queries, size), and that one behind the centre, (heads, queries, 1). Their sum is how far the key lies
+    behind the centre. Centres are held to +-1e30, as precisions are: its double, and its product with 0, are numbers.
+    """
+    centers = at_least_float32(centers).clamp(-1e30, 1e30)[:, None, None]
+    keys = torch.arange(size, device=centers.device, dtype=centers.dtype)
+    queries = (keys if queries is None else queries)[:, None]
+    nearest = (centers.detach() + queries).round().clamp(0, size - 1)
+    return keys - nearest, nearest - queries - centers
+
+
+def sinusoids(size: int, dim: int, like: torch.Tensor) -> torch.Tensor:
+    """Sinusoids of Vaswani et al. (2017) along one axis: sines, then cosines; shape (size, dim), at least float32."""
+    dtype = at_least_float32(like).dtype
+    bands = torch.arange(dim // 2, device=like.device, dtype=dtype) / (dim // 2)
+    angles = torch.arange(size, device=like.device, dtype=dtype)[:, None] / torch.pow(10000., bands)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def check_reach(table: torch.Tensor, size: int) -> None:
+    """Raise a ValueError if an axis has more positions than an offset table, shape (2 reach - 1, ...), reaches."""
+    reach = (table.shape[0] + 1) // 2
+    if size > reach:
+        raise ValueError(
+            f'the input has {size} positions along an axis, but the encoding reaches {reach}: '
+            'create the model with a larger img_size or call set_input_size(img_size=...)')
+
+
+def relative_table(table: torch.Tensor, size: int, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """The row of an offset table for every query and key of one axis.
+
+    Args:
+        table: One row per offset, from ``-(reach - 1)`` to ``reach - 1``, shape (2 reach - 1, dim).
+        size: Number of positions along the axis, all of them keys.
+        queries: Positions of the queries, see :func:`axis_offsets`.
+
+    Returns:
+        Encodings, shape (queries, size, dim), query before key.
+
+    Raises:
+        ValueError: If the axis has more positions than the table reaches.
+    """
+    check_reach(table, size)
+    positions = torch.arange(size, device=table.device)
+    return table[positions[None, :] - (positions if queries is None else queries)[:, None] + table.shape[0] // 2]
+
+
+def resample_table(table: torch.Tensor, reach: int) -> torch.Tensor:
+    """Resample an offset table for another image size, offsets scaled with the image.
+
+    Args:
+        table: Shape (2 old_reach - 1, dim).
+        reach: Number of positions along the axis that the new table serves.
+
+    Returns:
+        Table of shape (2 reach - 1, dim), the zero offset in its middle.
+    """
+    length = 2 * reach - 1
+    if table.shape[0] == length:
+        return table
+    resampled = F.interpolate(at_least_float32(table).T[None], size=length, mode='linear', align_corners=True)
+    return resampled[0].T.to(table.dtype).contiguous()
 
 
 def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int = 0) -> None:
@@ -133,12 +255,16 @@ class QuadraticEncoding(nn.Module):
             self.col_numbers = torch.arange(1 - grid_size[1], grid_size[1]).to(self.col_numbers)
 
     def precisions(self) -> torch.Tensor:
-        """Precision of each head, at least float32, shape (heads, 2, 2)."""
-        precision, numbers = precision_matrices(self.spreads), self.col_numbers
+        """Precision ``Sigma^-1`` of each head (appendix D.1), at least float32, shape (heads, 2, 2)."""
+        spreads, numbers = at_least_float32(self.spreads), self.col_numbers
+        if spreads.dim() == 1:
+            spreads = spreads[:, None, None] * torch.eye(2, device=spreads.device, dtype=spreads.dtype)
+        # element by element: autocast would run a matrix product in half precision
+        precision = (spreads[:, :, None, :] * spreads[:, None, :, :]).sum(-1)
         if numbers is not None:
             along = torch.tensor([numbers.shape[0], 1], device=precision.device, dtype=precision.dtype)
             precision = precision[:, :1, :1] * along[:, None] * along
-        return precision
+        return precision.clamp(-1e30, 1e30)
 
     def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The position term of equation (8) by offset: ``rows[d1] + cols[d2] + cross d1 d2``, to a constant.
@@ -166,8 +292,7 @@ class QuadraticEncoding(nn.Module):
             query: Optional[torch.Tensor],
             height: int,
             width: int,
-            first: int = 0,
-            last: Optional[int] = None,
+            queries: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
         """Scores of the terms that know positions, split by axis, up to a constant per query.
 
@@ -175,8 +300,7 @@ class QuadraticEncoding(nn.Module):
             query: Scaled queries, shape (B, heads, Q, W, head_dim); needed by the content-position term only.
             height: Number of rows H.
             width: Number of columns W.
-            first: First row of queries.
-            last: The row after their last; all H by default. There are Q of them.
+            queries: Rows of the queries, shape (Q,); all H by default.
 
         Returns:
             Row scores, (B or 1, heads, Q, W or 1, H), column scores, (B or 1, heads, Q or 1, W, W), and, for a full
@@ -185,32 +309,35 @@ class QuadraticEncoding(nn.Module):
         numbers = self.col_numbers
         if numbers is not None:
             check_reach(numbers, width)
-        like = self.centers if self.position else self.query_weight
-        d1, d2 = axis_offsets(height, like)[first:last], axis_offsets(width, like)
-        rows, cols = torch.zeros_like(d1)[None, None, :, None], torch.zeros_like(d2)[None, None, None]
+        rows: Optional[torch.Tensor] = None
+        cols: Optional[torch.Tensor] = None
         cross: Optional[torch.Tensor] = None
         if self.position:
-            precision = self.precisions()
-            rows = gaussian_axis_scores(self.centers[:, 0], precision[:, 0, 0], height)[None, :, first:last, None, :]
-            cols = gaussian_axis_scores(self.centers[:, 1], precision[:, 1, 1], width)[None, :, None, :, :]
-            if self.full:
-                a1, g1 = around_nearest(self.centers[:, 0], height)
-                a1, g1 = a1[None, :, first:last, None, :], g1[None, :, first:last, None, :]
-                a2, g2 = around_nearest(self.centers[:, 1], width)
-                a2, g2 = a2[None, :, None, :, :], g2[None, :, None, :, :]
-                coupling = finite(precision[:, 0, 1])[:, None, None, None]
-                # (a1 + g1) (a2 + g2) without what is the same for all keys
-                rows, cols = rows - coupling * a1 * g2, cols - coupling * a2 * g1
-                cross = -(coupling * a1)[..., :, None] * a2[..., None, :]
+            a1, g1 = around_nearest(self.centers[:, 0], height, queries)
+            a2, g2 = around_nearest(self.centers[:, 1], width)
+            a1, g1, a2, g2 = a1[None, :, :, None], g1[None, :, :, None], a2[None, :, None], g2[None, :, None]
+            if self.full:  # the quadratic form of (a1 + g1, a2 + g2) without what is the same for all keys
+                precision = self.precisions()[..., None, None, None]
+                p11, p12, p22 = precision[:, 0, 0], precision[:, 0, 1], precision[:, 1, 1]
+                rows = -a1 * p11 * (0.5 * a1 + g1) - a1 * p12 * g2
+                cols = -a2 * p22 * (0.5 * a2 + g2) - a2 * p12 * g1
+                cross = -(a1 * p12)[..., :, None] * a2[..., None, :]
+            else:
+                p = at_least_float32(self.spreads).square().clamp(max=1e30)[:, None, None, None]
+                rows, cols = -a1 * p * (0.5 * a1 + g1), -a2 * p * (0.5 * a2 + g2)
         if self.content_position:
             assert query is not None
+            d1, d2 = axis_offsets(height, self.query_weight, queries), axis_offsets(width, self.query_weight)
             weights = at_least_float32(torch.einsum('bhijd,hdp->bhijp', query, self.query_weight))
             squares = 2 if self.full else 1  # an isotropic encoding has one weight for both
-            rows = rows + weights[..., :1] * d1.square()[:, None] + weights[..., squares:squares + 1] * d1[:, None]
-            cols = cols + weights[..., squares - 1:squares] * d2.square() + weights[..., squares + 1:squares + 2] * d2
+            of_rows = weights[..., :1] * d1.square()[:, None] + weights[..., squares:squares + 1] * d1[:, None]
+            of_cols = weights[..., squares - 1:squares] * d2.square() + weights[..., squares + 1:squares + 2] * d2
+            rows = of_rows if rows is None else rows + of_rows
+            cols = of_cols if cols is None else cols + of_cols
             if self.full:
                 product = weights[..., 4, None, None] * d1[:, None, :, None] * d2[None, :, None, :]
                 cross = product if cross is None else cross + product
+        assert rows is not None and cols is not None
         return rows, cols, cross
 
 
@@ -285,13 +412,6 @@ class LearnedEncoding(nn.Module):
         for name in ('row_keys', 'col_keys'):
             select_parameter(self, name, heads)
 
-    def axis_scores(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """The position term of every row offset and of every column offset, shape (offsets, heads)."""
-        # sums of products: autocast would run a matrix product in half precision
-        rows = (at_least_float32(self.row_table)[:, None] * at_least_float32(self.row_keys)).sum(-1)
-        cols = (at_least_float32(self.col_table)[:, None] * at_least_float32(self.col_keys)).sum(-1)
-        return rows, cols
-
     def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The position term of equation (8) by offset; see :meth:`QuadraticEncoding.offset_tables`.
 
@@ -310,22 +430,27 @@ class LearnedEncoding(nn.Module):
             query: Optional[torch.Tensor],
             height: int,
             width: int,
-            first: int = 0,
-            last: Optional[int] = None,
+            queries: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
         """Scores of the terms that know positions, split by axis; see :meth:`QuadraticEncoding.forward`."""
-        rows = torch.zeros(1, 1, height, 1, height, device=self.row_table.device)[:, :, first:last]
-        cols = torch.zeros(1, 1, 1, width, width, device=self.col_table.device)
+        rows: Optional[torch.Tensor] = None
+        cols: Optional[torch.Tensor] = None
         if self.position:
-            row_scores, col_scores = self.axis_scores()
-            rows = relative_table(row_scores, height).permute(2, 0, 1)[None, :, first:last, None, :]
-            cols = relative_table(col_scores, width).permute(2, 0, 1)[None, :, None, :, :]
+            # sums of products: autocast would run a matrix product in half precision
+            row_scores = (at_least_float32(self.row_table)[:, None] * at_least_float32(self.row_keys)).sum(-1)
+            col_scores = (at_least_float32(self.col_table)[:, None] * at_least_float32(self.col_keys)).sum(-1)
+            rows = relative_table(row_scores, height, queries).permute(2, 0, 1)[None, :, :, None]
+            cols = relative_table(col_scores, width).permute(2, 0, 1)[None, :, None]
         if self.content_position:
             assert query is not None
             half = query.shape[-1] // 2
-            row_table, col_table = relative_table(self.row_table, height), relative_table(self.col_table, width)
-            rows = rows + torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table[first:last])
-            cols = cols + torch.einsum('bhijd,jld->bhijl', query[..., half:], col_table)
+            row_table = relative_table(self.row_table, height, queries)
+            of_rows = at_least_float32(torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table))
+            col_table = relative_table(self.col_table, width)
+            of_cols = at_least_float32(torch.einsum('bhijd,jld->bhijl', query[..., half:], col_table))
+            rows = of_rows if rows is None else rows + of_rows
+            cols = of_cols if cols is None else cols + of_cols
+        assert rows is not None and cols is not None
         return rows, cols, None
 
 

@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from timm_selfconv.data import class_names, preprocess, to_picture
 from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers.attention import dense_scores
 from timm_selfconv.weights.history import find_history, read_history
 from .attention_maps import attention_layers, attention_maps, class_attention, footprint_weights, has_class_token, \
     has_footprints, layer_names, look_into, looks_at_content, private_copy
@@ -72,8 +73,7 @@ def term_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tenso
     Returns:
         Shape (3, B, heads, H W, H W).
     """
-    scores, (_, _, bias) = layer.scores(x, key), layer.query_key_bias(x, key)
-    assert bias is not None
+    scores, bias = layer.scores(x, key), dense_scores(*layer.score_parts(x, key)[2:])
     return torch.stack([scores, bias.expand_as(scores), scores - bias]).softmax(-1)
 
 

@@ -18,7 +18,7 @@ from timm.layers import ClassifierHead, LayerType, calculate_drop_path_rates, re
 from timm.models import generate_default_cfgs, register_model
 
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.axis_scores import resample_table
+from timm_selfconv.layers.encodings import resample_table
 from ._base import Block, BlockNet, check_sizes, to_grid_size
 from ._cfg import build_net, cifar_cfgs
 from ._released import convert_released, is_released

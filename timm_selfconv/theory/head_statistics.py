@@ -8,7 +8,7 @@ import itertools
 
 import torch
 
-from timm_selfconv.layers.axis_scores import axis_offsets
+from timm_selfconv.layers.encodings import axis_offsets
 from .residual import KernelSize, at_taps, grid_size, interior
 
 __all__ = [

@@ -7,7 +7,7 @@ at the largest of them, at two offsets at most.
 """
 import torch
 
-from timm_selfconv.layers.axis_scores import axis_offsets
+from timm_selfconv.layers.encodings import axis_offsets
 
 __all__ = ['line_maps', 'offset_numbers']
 

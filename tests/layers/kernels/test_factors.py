@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 from held import held_at_once, in_groups
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, separable_attention
-from timm_selfconv.layers.kernels import positions
+from timm_selfconv.layers.kernels.positions import map_attention, maps_of_factors
 
 
 def inputs(heads=3, batch=3, height=3, width=4, channels=5, out_channels=2, dtype=torch.float64, seed=0, queries=None):
@@ -27,6 +27,11 @@ def by_the_map(rows, cols, x, weight, bias):
     maps = torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)])
     gathered = torch.einsum('hqk,bkc->bqhc', maps, x.flatten(1, 2)).flatten(2)
     return torch.nn.functional.linear(gathered, weight, bias).view(len(x), rows.shape[1], cols.shape[1], len(weight))
+
+
+def through_maps(rows, cols, x, weight, bias):
+    out = map_attention(maps_of_factors(rows, cols), x, weight, bias)
+    return out.unflatten(1, (rows.shape[1], cols.shape[1]))
 
 
 @pytest.fixture(params=[3500, 1500, 1], ids=['many images', 'one image', 'one head'])
@@ -78,16 +83,16 @@ def test_gradients_are_those_of_the_map_whichever_are_wanted(frozen, budget):
 @pytest.mark.parametrize('dtype,tolerance', [(torch.float32, 1e-6), (torch.bfloat16, 0.01), (torch.float16, 2e-3)])
 @pytest.mark.parametrize('autocast', [False, True])
 @pytest.mark.parametrize('by_maps', [False, True])
-def test_every_dtype_to_its_rounding(dtype, tolerance, autocast, by_maps, monkeypatch):
+def test_every_dtype_to_its_rounding(dtype, tolerance, autocast, by_maps):
     """Against float64 on the same numbers: the error relative to the largest is a few roundings."""
-    monkeypatch.setattr(positions, 'maps_are_faster', lambda x: by_maps)
+    attend = through_maps if by_maps else separable_attention
     exact = inputs(9, 8, 6, 6, 40, 40)
     tensors = [t.detach().to(torch.float32 if autocast or i < 2 else dtype).requires_grad_()
                for i, t in enumerate(exact)]
     grad = torch.randn(8, 6, 6, 40, dtype=torch.float64)
     with held_at_once(2 ** 14):
         with torch.autocast('cpu', dtype, enabled=autocast and dtype != torch.float32):
-            out = separable_attention(*tensors)
+            out = attend(*tensors)
         gradients = torch.autograd.grad(out, tensors, grad.to(dtype))
     assert out.dtype == dtype
     expected = by_the_map(*exact)

@@ -5,8 +5,8 @@ from hypothesis import given, settings, strategies as st
 from held import held_at_once, in_groups
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention
-from timm_selfconv.layers.kernels.kernel import flush_denormals
-from timm_selfconv.layers.kernels.positions import map_attention, maps_are_faster, maps_of_factors
+from timm_selfconv.layers.kernels import positions
+from timm_selfconv.layers.kernels.positions import has_matrix_units, map_attention, maps_of_factors, side_by_side
 
 
 def inputs(heads=3, queries=4, batch=3, height=2, width=3, channels=5, out_channels=2, seed=0):
@@ -71,14 +71,19 @@ def matrix_units(monkeypatch):
 
 
 @pytest.mark.parametrize('grid,channels,dtype,wanted', [
-    ((16, 16), 400, torch.bfloat16, True),
-    ((8, 8), 96, torch.bfloat16, True),
-    ((16, 16), 400, torch.float32, False),
-    ((24, 24), 400, torch.bfloat16, False),
-    ((16, 16), 96, torch.bfloat16, False),
+    ((4, 4), 16, torch.bfloat16, True),
+    ((2, 2), 96, torch.bfloat16, True),
+    ((4, 4), 16, torch.float32, False),
+    ((6, 6), 16, torch.bfloat16, False),
+    ((4, 4), 15, torch.bfloat16, False),
 ])
-def test_matrix_units_take_maps_of_small_grids(grid, channels, dtype, wanted, matrix_units):
-    assert maps_are_faster(torch.empty(1, *grid, channels, dtype=dtype)) is wanted
+def test_matrix_units_take_maps_of_small_grids(grid, channels, dtype, wanted, matrix_units, monkeypatch):
+    seen = []
+    monkeypatch.setattr(positions, 'map_attention', lambda *inputs: seen.append(inputs) or map_attention(*inputs))
+    rows, cols = (torch.rand(2, n, n).softmax(-1) for n in grid)
+    x, weight = (torch.ones(shape, dtype=dtype) for shape in ((1, *grid, channels), (1, 2 * channels)))
+    separable_attention(rows, cols, x, weight, None)
+    assert bool(seen) is wanted
 
 
 @pytest.mark.parametrize('capabilities', [{}, {'amx_bf16': False}, {'avx512_bf16': True}, None], ids=str)
@@ -87,7 +92,7 @@ def test_no_other_processor_does(capabilities, monkeypatch):
         monkeypatch.delattr(torch.cpu, 'get_capabilities', raising=False)
     else:
         monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: capabilities, raising=False)
-    assert maps_are_faster(torch.empty(1, 2, 2, 8, dtype=torch.bfloat16)) is False
+    assert has_matrix_units() is False
 
 
 @pytest.mark.parametrize('width', [4, 16])  # maps of 4 columns, factors of 16
@@ -102,10 +107,10 @@ def test_maps_and_factors_agree(width, matrix_units):
 
 
 def test_no_probability_is_denormal():
-    probs = torch.tensor([0.5, 1e-29, 1e-31, 1e-40, 0.])
-    assert flush_denormals(probs, torch.float32).tolist() == [0.5, probs[1].item(), 0., 0., 0.]
-    assert flush_denormals(probs, torch.float64)[3] == 0.
-    assert flush_denormals(probs[:1], torch.float16).dtype == torch.float16
+    probs = torch.tensor([[[0.5, 1e-29, 1e-31, 1e-40, 0.]]])
+    for dtype in (torch.float32, torch.float64):
+        x = torch.ones(1, 1, 5, 1, dtype=dtype)
+        assert side_by_side(probs, x).tolist() == [[[0.5, probs[0, 0, 1].item(), 0., 0., 0.]]]
 
 
 @pytest.mark.parametrize('hook', ['values', 'dropout', 'none'])

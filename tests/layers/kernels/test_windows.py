@@ -4,8 +4,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from held import LargestTensor, held_at_once
-from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.axis_scores import precision_matrices
+from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.kernels.windows import gaussian_windows
 
 
@@ -23,7 +22,8 @@ def test_windows_hold_heads_to_rounding(height, width, seed, log_scale, reach):
     centers = reach * torch.randn(2, 2, generator=generator, dtype=torch.float64)
     spreads = 10 ** log_scale * torch.randn(2, 2, 2, generator=generator, dtype=torch.float64)
     first = seed % height
-    windows = gaussian_windows(centers, precision_matrices(spreads), height, width, first, first + 2)
+    queries = torch.arange(height)[first:first + 2]
+    windows = gaussian_windows(centers, spreads @ spreads.mT, height, width, queries)
     for h, (probs, i, j) in enumerate(windows):
         expected = whole_map(centers[h], spreads[h], height, width)[first * width:(first + 2) * width]
         found = torch.zeros_like(expected)
@@ -33,15 +33,18 @@ def test_windows_hold_heads_to_rounding(height, width, seed, log_scale, reach):
 
 def test_local_heads_have_small_windows_and_flat_ones_all():
     spreads = torch.stack([torch.eye(2), torch.tensor([[2., 0.], [1., 2.]]), torch.zeros(2, 2)])
-    windows = [(i, j) for _, i, j in gaussian_windows(torch.zeros(3, 2), precision_matrices(spreads), 50, 50, 20, 21)]
+    windows = gaussian_windows(torch.zeros(3, 2), spreads @ spreads.mT, 50, 50, torch.tensor([20]))
+    windows = [(i, j) for _, i, j in windows]
     assert 0 < 20 - windows[0][0] == windows[0][1] - 21 < 10
     assert 0 < 20 - windows[1][0] == windows[1][1] - 21 < 20 and windows[2] == (0, 50)
 
 
 @pytest.mark.parametrize('degenerate', [0., 1e-20, 1e20])
 def test_degenerate_heads_are_numbers(degenerate):
-    spreads = torch.tensor([[[degenerate, 0.], [0., 1.]], [[1., 1.], [degenerate, degenerate]]])
-    for probs, _, _ in gaussian_windows(torch.full((2, 2), 30.), precision_matrices(spreads), 6, 5, 0, 6):
+    encoding = QuadraticEncoding(2, 4, full=True)
+    with torch.no_grad():
+        encoding.spreads.copy_(torch.tensor([[[degenerate, 0.], [0., 1.]], [[1., 1.], [degenerate, degenerate]]]))
+    for probs, _, _ in gaussian_windows(torch.full((2, 2), 30.), encoding.precisions(), 6, 5, torch.arange(6)):
         torch.testing.assert_close(probs.sum(-1), torch.ones(30))
 
 

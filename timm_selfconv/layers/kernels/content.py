@@ -16,6 +16,21 @@ from .kernel import Kernel, needs_plain_ops
 __all__ = ['attend_to_keys', 'extended', 'fused_attention', 'key_attention']
 
 
+def probabilities(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        rows: Optional[torch.Tensor],
+        cols: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """Softmax of content, row and column scores, at least float32, shape (B, heads, Q W, N); see `key_attention`."""
+    scores = query.flatten(2, 3) @ key.transpose(-2, -1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if rows is not None and cols is not None:
+        grid = scores.unflatten(3, [rows.shape[-1], cols.shape[-1]]).unflatten(2, query.shape[2:4])
+        scores = (grid + rows[..., :, None] + cols[..., None, :]).flatten(4).flatten(2, 3)
+    return scores.softmax(dim=-1)
+
+
 def attend_to_keys(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -23,61 +38,7 @@ def attend_to_keys(
         rows: Optional[torch.Tensor],
         cols: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """Values gathered by the softmax of content, row and column scores.
-
-    Args:
-        query: Scaled queries of Q rows of pixels, shape (B, heads, Q, W, dim).
-        key: Keys, shape (B, heads, N, dim).
-        value: Values, shape (B, heads or 1, N, channels).
-        rows: Row scores, shape (B or 1, heads, Q, W or 1, H), N = H W, or None.
-        cols: Column scores, shape (B or 1, heads, Q or 1, W, W), with row scores.
-
-    Returns:
-        Shape (B, Q, W, heads, channels).
-    """
-    scores = query.flatten(2, 3) @ key.transpose(-2, -1)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if rows is not None and cols is not None:
-        scores = scores.unflatten(2, query.shape[2:4]) + (rows[..., :, None] + cols[..., None, :]).flatten(4)
-        scores = scores.flatten(2, 3)
-    gathered = scores.softmax(dim=-1).to(value.dtype) @ value
-    return gathered.unflatten(2, query.shape[2:4]).permute(0, 2, 3, 1, 4)
-
-
-def keys_hold(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rows: Optional[torch.Tensor],
-        cols: Optional[torch.Tensor],
-) -> Tuple[int, int, int]:
-    """Images, rows of queries, and bytes of the scores of one row of one image and of their gradient."""
-    return len(query), query.shape[2], 8 * query.shape[1] * query.shape[3] * key.shape[2]
-
-
-def probabilities(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        rows: Optional[torch.Tensor],
-        cols: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """Maps of a group, at least float32, shape (images, heads, Q W, N); see `attend_to_keys`."""
-    scores = query.flatten(2, 3) @ key.transpose(-2, -1)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if rows is not None and cols is not None:
-        grid = scores.view(*query.shape[:4], rows.shape[-1], cols.shape[-1])
-        grid.add_(rows[..., :, None]).add_(cols[..., None, :])
-    return scores.softmax(dim=-1)
-
-
-def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rows: Optional[torch.Tensor],
-        cols: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """`attend_to_keys` of a group."""
+    """Values gathered by explicit maps; see `key_attention`."""
     gathered = probabilities(query, key, rows, cols).to(value.dtype) @ value
     return gathered.unflatten(2, query.shape[2:4]).permute(0, 2, 3, 1, 4)
 
@@ -91,7 +52,7 @@ def gradients(
         rows: Optional[torch.Tensor],
         cols: Optional[torch.Tensor],
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """Gradients of :func:`attend`.
+    """Gradients of :func:`attend_to_keys`.
 
     Softmax's, p (g - sum p g), is formed in place of g; its sum over key columns is that of row scores, over key rows
     that of column scores.
@@ -99,7 +60,7 @@ def gradients(
     Args:
         grad: Gradient of the result, shape (B, Q, W, heads, channels).
         needs: Which of the others need theirs.
-        query, key, value, rows, cols: See `attend_to_keys`.
+        query, key, value, rows, cols: See `key_attention`.
     """
     probs = probabilities(query, key, rows, cols)
     back = grad.permute(0, 3, 1, 2, 4).flatten(2, 3)
@@ -118,7 +79,7 @@ def gradients(
 
 
 by_keys = Kernel(
-    'keys', attend_to_keys, attend, gradients, keys_hold,
+    'keys', attend_to_keys, attend_to_keys, gradients,
     axes=((0, 2), (0, None), (0, None), (0, 2), (0, 2)), out_axes=(0, 1))
 
 
@@ -128,13 +89,7 @@ def extended(
         rows: torch.Tensor,
         cols: torch.Tensor,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys whose products are all scores.
-
-    Args:
-        query: Scaled queries of Q rows of pixels, shape (B, heads, Q, W, dim).
-        key: Keys, shape (B, heads, H W, dim).
-        rows: Row scores, shape (B or 1, heads, Q, W or 1, H), the largest 0.
-        cols: Column scores, shape (B or 1, heads, Q or 1, W, W), the largest 0.
+    """Queries and keys whose products are all scores; see `key_attention`.
 
     Returns:
         Queries, shape (B, heads, Q W, channels), and keys, (B, heads, H W, channels), with as many channels, a multiple
@@ -158,7 +113,7 @@ def fused_attention(
         cols: Optional[torch.Tensor],
         dropout_p: float = 0.,
 ) -> torch.Tensor:
-    """`attend_to_keys` by torch's fused attention, its probabilities dropped at a rate."""
+    """Values gathered by torch's fused attention, its probabilities dropped at a rate; see `key_attention`."""
     shape, channels, value = query.shape[2:4], value.shape[3], value.expand(-1, query.shape[1], -1, -1)
     if rows is None or cols is None:
         query = query.flatten(2, 3)
@@ -196,6 +151,8 @@ def key_attention(
     if not torch.jit.is_scripting():  # a condition of its own, for what is in it is not compiled then
         if not needs_plain_ops(query, False):
             if query.device.type == 'cpu':
-                return by_keys(query, key, value, rows, cols)
+                batch, heads, queries, width, _ = query.shape
+                scores = 8 * heads * width * key.shape[2]  # bytes of a row's in float32, and of their gradient
+                return by_keys((batch, queries, scores), query, key, value, rows, cols)
             return fused_attention(query, key, value, rows, cols, dropout_p)
     return attend_to_keys(query, key, value, rows, cols)

@@ -1,25 +1,27 @@
 """Operators that walk through their inputs in groups, and who needs plain ones instead: tracers, hooks, transforms."""
 import contextlib
+import itertools
+import math
 from contextvars import ContextVar
 from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 __all__ = [
-    'Kernel', 'autocast_dtype', 'computed_by', 'counted', 'explicit_maps', 'flush_denormals', 'hooked',
+    'CPU_BYTES', 'Kernel', 'TINY', 'autocast_dtype', 'computed_by', 'counted', 'explicit_maps', 'hooked',
     'needs_plain_ops', 'operators_only',
 ]
 
 # bytes that a group holds: on a CPU a share of the cache, elsewhere of the memory
 CPU_BYTES = 8 * 2 ** 20
 DEVICE_BYTES = 2 ** 30
-# smaller probabilities are set to zero
+# smaller probabilities are set to zero: they change no sum, and products of denormal numbers are slow
 TINY = 1e-30
 
 Tensors = Sequence[Optional[torch.Tensor]]
 Axes = Tuple[Optional[int], Optional[int]]
+Places = Tuple[slice, slice]
 
 
 # '' by kernels, 'operators' without them, 'maps' with attention maps materialised
@@ -81,11 +83,6 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
-def flush_denormals(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Probabilities in a dtype, 0 for those too small to change a sum: products of denormal numbers are slow."""
-    return F.threshold(probs.to(dtype), TINY, 0.)
-
-
 def gradients_of_operators(
         operators: Callable[..., torch.Tensor],
         grad: torch.Tensor,
@@ -116,6 +113,17 @@ def part(t: Optional[torch.Tensor], axes: Axes, places: Sequence[slice]) -> Any:
     return t
 
 
+def groups(held: Sequence[int], device: torch.device) -> List[Places]:
+    """The images, and the heads or rows, of each group; see :meth:`Kernel.__call__`."""
+    images, parts, nbytes = held
+    fit = max(1, (CPU_BYTES if device.type == 'cpu' else DEVICE_BYTES) // max(1, nbytes))
+    step, places = min(fit, parts), []
+    for i in range(0, images, max(1, fit // parts)):
+        for j in range(0, parts, step):
+            places.append((slice(i, i + max(1, fit // parts)), slice(j, j + step)))
+    return places
+
+
 class Kernel:
     """A function of tensors in groups, with gradients in groups: one operator to autograd and to compilers.
 
@@ -130,7 +138,6 @@ class Kernel:
             operators: Callable[..., torch.Tensor],
             attend: Callable[..., torch.Tensor],
             gradients: Callable[..., Sequence[Optional[torch.Tensor]]],
-            held: Callable[..., Tuple[int, int, int]],
             axes: Sequence[Axes],
             out_axes: Axes,
     ):
@@ -141,38 +148,37 @@ class Kernel:
             attend: The same for a group.
             gradients: For a group of the result's gradient, which inputs need one, and the inputs: a gradient of each
                 input, None for those that need none.
-            held: Of all inputs, how many images there are, how many heads or rows, and bytes that one of one holds.
             axes: Axes of each input that are images, and heads or rows. Shared ones (None) get a sum of gradients.
             out_axes: The same of the result; it is a sum of heads if it has none.
         """
         self.operators, self.attend, self.gradients = operators, attend, gradients
-        self.held, self.axes, self.out_axes = held, axes, out_axes
-        schema = torch.library.infer_schema(operators, mutates_args=())
-        inputs = schema.split(') ->')[0].removeprefix('(')
+        self.axes, self.out_axes = axes, out_axes
+        inputs = torch.library.infer_schema(operators, mutates_args=()).split(') ->')[0].removeprefix('(')
         self.operator = torch.library.custom_op(
-            f'timm_selfconv::{name}', self.forward, mutates_args=(), schema=schema)
+            f'timm_selfconv::{name}', self.forward, mutates_args=(), schema=f'(SymInt[] held, {inputs}) -> Tensor')
         differential = torch.library.custom_op(
             f'timm_selfconv::{name}_gradients', self.backward, mutates_args=(),
-            schema=f'(Tensor grad, bool[] needs, {inputs}) -> Tensor[]')
+            schema=f'(SymInt[] held, Tensor grad, bool[] needs, {inputs}) -> Tensor[]')
 
         def save(ctx: Any, inputs: Tuple[Any, ...], output: torch.Tensor) -> None:
-            ctx.save_for_backward(*inputs)
+            ctx.held = inputs[0]
+            ctx.save_for_backward(*inputs[1:])
 
         def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
             inputs = ctx.saved_tensors  # once: under checkpointing they are computed anew
-            needs = ctx.needs_input_grad[:len(inputs)]
+            needs = ctx.needs_input_grad[1:]
             if torch.is_grad_enabled() or mapped(grad):  # who differentiates once more needs a graph of this
-                return gradients_of_operators(operators, grad, needs, inputs)
-            found = differential(grad, list(needs), *inputs)
-            return tuple(g if need else None for g, need in zip(found, needs))
+                return None, *gradients_of_operators(operators, grad, needs, inputs)
+            found = differential(ctx.held, grad, list(needs), *inputs)
+            return None, *(g if need else None for g, need in zip(found, needs))
 
-        def batch(info: Any, in_dims: Any, *inputs: Any) -> Any:
-            return torch.vmap(operators, in_dims)(*inputs), 0
+        def batch(info: Any, in_dims: Any, held: Any, *inputs: Any) -> Any:
+            return torch.vmap(operators, in_dims[1:])(*inputs), 0
 
-        def empty(*inputs: Any) -> torch.Tensor:
+        def empty(held: Any, *inputs: Any) -> torch.Tensor:
             return torch.empty_like(operators(*inputs), memory_format=torch.contiguous_format)
 
-        def empty_gradients(grad: torch.Tensor, needs: Sequence[bool], *inputs: Any) -> List[torch.Tensor]:
+        def empty_gradients(held: Any, grad: torch.Tensor, needs: Sequence[bool], *inputs: Any) -> List[torch.Tensor]:
             return [
                 grad.new_empty(0) if not need else torch.empty_like(t, memory_format=torch.contiguous_format)
                 for t, need in zip(inputs, needs)]
@@ -182,62 +188,59 @@ class Kernel:
         self.operator.register_vmap(batch)
         differential.register_fake(empty_gradients)
 
-    def groups(self, inputs: Tensors) -> Tuple[int, int, Iterator[Tuple[slice, slice]]]:
-        """How many groups there are of images, how many of heads or rows of one, and all of these."""
-        batch, parts, nbytes = self.held(*inputs)
-        on_cpu = all(t is None or t.device.type == 'cpu' for t in inputs)
-        budget = CPU_BYTES if on_cpu else DEVICE_BYTES
-        fit = max(1, budget // max(1, nbytes))
-        images, step = max(1, fit // parts), min(fit, parts)
-        firsts, starts = range(0, max(1, batch), images), range(0, parts, step)
-        return len(firsts), len(starts), (
-            (slice(first, first + images), slice(start, start + step)) for first in firsts for start in starts)
-
-    def forward(self, *inputs: Optional[torch.Tensor]) -> torch.Tensor:
+    def forward(self, held: Sequence[int], *inputs: Any) -> torch.Tensor:
         """The function group by group, out of autograd's sight."""
-        batch, parts, _ = self.held(*inputs)
-        out, summed = None, self.out_axes[1] is None
-        for places in self.groups(inputs)[2]:
-            some = self.attend(*(part(t, axes, places) for t, axes in zip(inputs, self.axes)))
+        out: Optional[torch.Tensor] = None
+        for places in groups(held, inputs[0].device):
+            some = self.attend(*map(part, inputs, self.axes, itertools.repeat(places)))
             if out is None:
                 shape = list(some.shape)
-                for axis, size in zip(self.out_axes, (batch, parts)):
+                for axis, size in zip(self.out_axes, held):
                     if axis is not None:
                         shape[axis] = size
                 out = some.new_empty(shape)
             whole = part(out, self.out_axes, places)
-            whole.add_(some) if summed and places[1].start > 0 else whole.copy_(some)
+            whole.add_(some) if self.out_axes[1] is None and places[1].start > 0 else whole.copy_(some)
         assert out is not None
         return out
 
     def backward(
             self,
+            held: Sequence[int],
             grad: torch.Tensor,
             needs: Sequence[bool],
             *inputs: Optional[torch.Tensor],
     ) -> List[torch.Tensor]:
         """Gradients group by group, nothing where not needed; sums over groups are kept in float32 at least."""
-        *counts, groups = self.groups(inputs)
+        each = groups(held, grad.device)
         sums = torch.promote_types(grad.dtype, torch.float32)
         totals: List[torch.Tensor] = []
         for t, axes, need in zip(inputs, self.axes, needs):
             if t is None or not need:
                 totals.append(grad.new_empty(0))
                 continue
-            own = all(count == 1 or (a is not None and t.shape[a] > 1) for a, count in zip(axes, counts))
+            own = all(
+                place.stop >= size or (axis is not None and t.shape[axis] > 1)
+                for axis, size, place in zip(axes, held, each[0]))
             totals.append(torch.zeros(t.shape, dtype=t.dtype if own else sums, device=t.device))
-        for places in groups:
-            some = (part(t, axes, places) for t, axes in zip(inputs, self.axes))
+        for places in each:
+            some = map(part, inputs, self.axes, itertools.repeat(places))
             found = self.gradients(part(grad, self.out_axes, places), needs, *some)
             for total, axes, g in zip(totals, self.axes, found):
                 if g is not None:
                     part(total, axes, places).add_(g)
         return [total if t is None else total.to(t.dtype) for total, t in zip(totals, inputs)]
 
-    def __call__(self, *inputs: Optional[torch.Tensor]) -> torch.Tensor:
-        """The function of its inputs; outside of autograd and compilers every operator shows."""
-        batch, parts, nbytes = self.held(*inputs)
-        if 2 * batch * parts * nbytes <= CPU_BYTES:  # on a device, too: it is little, and takes fewer launches
+    def __call__(self, held: Tuple[int, int, int], *inputs: Optional[torch.Tensor]) -> torch.Tensor:
+        """The function of its inputs; outside of autograd and compilers every operator shows.
+
+        Args:
+            held: How many images there are, how many heads or rows, and bytes that one of one holds.
+            inputs: Inputs of the operators.
+        """
+        if 2 * math.prod(held) <= CPU_BYTES:  # on a device, too: it is little, and takes fewer launches
             return self.operators(*inputs)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-        return self.operator(*inputs) if differentiated or torch.compiler.is_compiling() else self.forward(*inputs)
+        if differentiated or torch.compiler.is_compiling():
+            return self.operator(held, *inputs)
+        return self.forward(held, *inputs)

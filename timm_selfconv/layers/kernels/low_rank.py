@@ -13,7 +13,6 @@ from typing import List, NamedTuple, Optional, Tuple
 import torch
 
 from .kernel import CPU_BYTES, autocast_dtype
-from .positions import images_inside, images_outside
 
 __all__ = ['Head', 'low_rank', 'low_rank_attention', 'work_out']
 
@@ -155,7 +154,7 @@ def attend_group(
     """
     batch, height, width, dim = x.shape
     n = batch * dim
-    pixels = images_inside(x).flatten(1)
+    pixels = x.permute(1, 2, 0, 3).contiguous().flatten(1)
     query_cols = torch.cat([head.query_cols for head in heads], dim=1)
     met, start = x.new_empty(height, query_cols.shape[1], n), 0
     for head, values in zip(heads, weight):
@@ -167,4 +166,4 @@ def attend_group(
         torch.mm(head.query_rows, value, out=met[:, start:start + head.query_cols.shape[1]].flatten(1))
         start += head.query_cols.shape[1]
     total = torch.baddbmm(bias.repeat(batch).expand(height, width, n), query_cols.expand(height, -1, -1), met)
-    return images_outside(total, dim)
+    return total.unflatten(2, (batch, dim)).permute(2, 0, 1, 3)

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
-from .kernel import Kernel, autocast_dtype, flush_denormals, needs_plain_ops
+from .kernel import TINY, Kernel, autocast_dtype, needs_plain_ops
 
 __all__ = [
-    'gather_by_factors', 'gather_by_maps', 'images_inside', 'images_outside', 'map_attention', 'maps_are_faster',
-    'maps_of_factors', 'separable_attention',
+    'gather_by_factors', 'gather_by_maps', 'has_matrix_units', 'map_attention', 'maps_of_factors',
+    'separable_attention',
 ]
 
 Gradients = Tuple[Optional[torch.Tensor], ...]
@@ -66,29 +66,9 @@ def attend_by_maps(maps: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) ->
     return F.linear(gather_by_maps(maps, x).flatten(2), weight.flatten(1))
 
 
-def images_inside(x: torch.Tensor) -> torch.Tensor:
-    """Images beside channels: (B, H, W, C) to (H, W, B C), contiguous."""
-    return x.permute(1, 2, 0, 3).contiguous().flatten(2)
-
-
-def images_outside(x: torch.Tensor, channels: int) -> torch.Tensor:
-    """The reverse of :func:`images_inside`, not contiguous."""
-    return x.unflatten(2, (-1, channels)).permute(2, 0, 1, 3)
-
-
 def maps_of_factors(row_probs: torch.Tensor, col_probs: torch.Tensor) -> torch.Tensor:
     """``R_h (x) C_h`` of probabilities, shapes (heads, H, H) and (heads, W, W): shape (heads, H W, H W)."""
     return (row_probs[:, :, None, :, None] * col_probs[:, None, :, None, :]).flatten(3).flatten(1, 2)
-
-
-def factors_hold(
-        row_probs: torch.Tensor,
-        col_probs: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-) -> Tuple[int, int, int]:
-    """Images, heads, and bytes of what one head of one image gathers."""
-    return len(x), len(row_probs), x.shape[1] * x.shape[2] * max(x.shape[3], len(weight)) * x.element_size()
 
 
 def attend_to_factors(
@@ -98,19 +78,21 @@ def attend_to_factors(
         weight: torch.Tensor,
 ) -> torch.Tensor:
     """`attend_by_factors` of a group."""
-    rows, cols = (flush_denormals(probs, x.dtype) for probs in (row_probs, col_probs))
+    rows, cols = F.threshold(row_probs.to(x.dtype), TINY, 0.), F.threshold(col_probs.to(x.dtype), TINY, 0.)
     (images, height, width, dim), (heads, out_height, _) = x.shape, rows.shape
-    pixels = images_inside(x)
+    pixels = x.permute(1, 2, 0, 3).contiguous().flatten(2)
     if out_height * cols.shape[1] < height * width:  # gathers first: fewer queries than keys are to have values
         met = (rows.flatten(0, 1) @ pixels.flatten(1)).view(heads, out_height, width, -1)
         gathered = (cols[:, None] @ met).view(heads, -1, dim).transpose(0, 1).flatten(1)
-        return images_outside((gathered @ weight.flatten(1).T).view(out_height, cols.shape[1], -1), len(weight))
-    pixels, values = pixels.view(-1, dim), weight.permute(1, 2, 0).contiguous()
-    met = x.new_empty(out_height, heads, width * images * len(weight))
-    for head in range(heads):
-        torch.mm(rows[head], (pixels @ values[head]).view(height, -1), out=met[:, head])
-    factor = cols.transpose(0, 1).flatten(1).expand(out_height, -1, -1)
-    return images_outside(torch.bmm(factor, met.view(out_height, heads * width, -1)), len(weight))
+        out = gathered @ weight.flatten(1).T
+    else:
+        pixels, values = pixels.view(-1, dim), weight.permute(1, 2, 0).contiguous()
+        met = x.new_empty(out_height, heads, width * images * len(weight))
+        for head in range(heads):
+            torch.mm(rows[head], (pixels @ values[head]).view(height, -1), out=met[:, head])
+        factor = cols.transpose(0, 1).flatten(1).expand(out_height, -1, -1)
+        out = torch.bmm(factor, met.view(out_height, heads * width, -1))
+    return out.view(out_height, cols.shape[1], images, -1).permute(2, 0, 1, 3)
 
 
 def gradients_by_factors(
@@ -128,11 +110,12 @@ def gradients_by_factors(
         needs: Which of the others need theirs.
         row_probs, col_probs, x, weight: See `attend_by_factors`.
     """
-    rows, cols = (flush_denormals(probs, x.dtype) for probs in (row_probs, col_probs))
-    (_, height, width, dim), heads = x.shape, len(rows)
-    rows, cols, pixels = rows.flatten(0, 1), cols[:, None], images_inside(x).flatten(1)
-    back, values = images_inside(grad).view(-1, len(weight)), weight.transpose(0, 1).contiguous()
-    met = (rows @ pixels).view(heads, -1, width, pixels.shape[1] // width)
+    rows, cols = F.threshold(row_probs.to(x.dtype), TINY, 0.), F.threshold(col_probs.to(x.dtype), TINY, 0.)
+    (images, height, width, dim), heads = x.shape, len(rows)
+    rows, cols, values = rows.flatten(0, 1), cols[:, None], weight.transpose(0, 1).contiguous()
+    pixels, back = (t.permute(1, 2, 0, 3).contiguous() for t in (x, grad))
+    pixels, back = pixels.flatten(1), back.view(-1, len(weight))
+    met = (rows @ pixels).view(heads, -1, width, images * dim)
     gathered = cols @ met
     shape, gathered = gathered.shape, gathered.view(heads, -1, dim)
     grad_weight = (back.T.contiguous() @ gathered).transpose(0, 1) if needs[3] else None
@@ -142,23 +125,18 @@ def gradients_by_factors(
     grad_cols = (of_gathered @ met.transpose(2, 3)).sum(1, dtype=sums) if needs[1] else None
     of_met = torch.matmul(cols.transpose(2, 3), of_gathered, out=met).view(len(rows), -1)
     grad_rows = (of_met @ pixels.T).view(row_probs.shape) if needs[0] else None
-    grad_x = images_outside((rows.T @ of_met).view(height, width, -1), dim) if needs[2] else None
+    grad_x = (rows.T @ of_met).view(height, width, images, dim).permute(2, 0, 1, 3) if needs[2] else None
     return grad_rows, grad_cols, grad_x, grad_weight
 
 
 by_factors = Kernel(
-    'factors', attend_by_factors, attend_to_factors, gradients_by_factors, factors_hold,
+    'factors', attend_by_factors, attend_to_factors, gradients_by_factors,
     axes=((None, 0), (None, 0), (0, None), (None, 1)), out_axes=(0, None))
-
-
-def maps_hold(maps: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Tuple[int, int, int]:
-    """Images, heads, and bytes of what one head of one image gathers."""
-    return len(x), len(maps), maps.shape[1] * max(x.shape[3], len(weight)) * x.element_size()
 
 
 def side_by_side(maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Maps in x's dtype with a query's heads side by side, the same for all images: shape (B, Q heads, keys)."""
-    return flush_denormals(maps, x.dtype).transpose(0, 1).flatten(0, 1).expand(len(x), -1, -1)
+    return F.threshold(maps.to(x.dtype), TINY, 0.).transpose(0, 1).flatten(0, 1).expand(len(x), -1, -1)
 
 
 def attend_to_maps(maps: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -196,7 +174,7 @@ def gradients_by_maps(
 
 
 by_maps = Kernel(
-    'maps', attend_by_maps, attend_to_maps, gradients_by_maps, maps_hold,
+    'maps', attend_by_maps, attend_to_maps, gradients_by_maps,
     axes=((None, 0), (0, None), (None, 1)), out_axes=(0, None))
 
 
@@ -205,13 +183,6 @@ def has_matrix_units() -> bool:
     """Return True if the CPU multiplies bfloat16 matrices natively (AMX)."""
     capabilities: Any = getattr(torch.cpu, 'get_capabilities', dict)  # older torches can't say
     return capabilities().get('amx_bf16', False)
-
-
-def maps_are_faster(x: torch.Tensor) -> bool:
-    """Return True if maps are faster than factors for an input, shape (B, H, W, C): small grids, matrix units."""
-    return (
-        x.device.type == 'cpu' and x.dtype == torch.bfloat16 and x.shape[1] * x.shape[2] <= x.shape[3]
-        and has_matrix_units())
 
 
 @torch.fx.wrap
@@ -242,12 +213,14 @@ def separable_attention(
     if not torch.jit.is_scripting():
         if not needs_plain_ops(x, False):
             dtype = autocast_dtype(x)
-            x, values = x.to(dtype), weight.to(dtype).unflatten(1, (len(row_probs), -1))
-            if maps_are_faster(x):
-                out = by_maps(maps_of_factors(row_probs, col_probs), x, values).unflatten(
-                    1, (row_probs.shape[1], col_probs.shape[1]))
-            else:
-                out = by_factors(row_probs, col_probs, x, values)
+            if (dtype == torch.bfloat16 and x.shape[1] * x.shape[2] <= x.shape[3] and x.device.type == 'cpu'
+                    and has_matrix_units()):
+                out = map_attention(maps_of_factors(row_probs, col_probs), x, weight, bias)
+                return out.unflatten(1, (row_probs.shape[1], col_probs.shape[1]))
+            gathered = x.shape[1] * x.shape[2] * max(x.shape[3], len(weight)) * dtype.itemsize
+            out = by_factors(
+                (len(x), len(row_probs), gathered), row_probs, col_probs, x.to(dtype),
+                weight.to(dtype).unflatten(1, (len(row_probs), -1)))
             return out if bias is None else out + bias.to(dtype)
     return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight, bias)
 
@@ -275,5 +248,6 @@ def map_attention(
     if needs_plain_ops(x, False):
         return F.linear(gather_by_maps(probs, x).flatten(2), weight, bias)
     dtype = autocast_dtype(x)
-    out = by_maps(probs, x.to(dtype), weight.to(dtype).unflatten(1, (len(probs), -1)))
+    gathered = probs.shape[1] * max(x.shape[3], len(weight)) * dtype.itemsize
+    out = by_maps((len(x), len(probs), gathered), probs, x.to(dtype), weight.to(dtype).unflatten(1, (len(probs), -1)))
     return out if bias is None else out + bias.to(dtype)

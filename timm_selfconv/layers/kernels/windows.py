@@ -8,7 +8,7 @@ from typing import Iterator, List, Tuple
 
 import torch
 
-from ..axis_scores import around_nearest, finite
+from ..encodings import around_nearest
 
 __all__ = ['gaussian_windows']
 
@@ -42,26 +42,22 @@ def gaussian_windows(
         precisions: torch.Tensor,
         height: int,
         width: int,
-        first: int,
-        last: int,
+        queries: torch.Tensor,
 ) -> Iterator[Tuple[torch.Tensor, int, int]]:
     """Attention probabilities of heads with full precisions for some rows of queries, each in its window.
 
     Args:
         centers: Centre of each head, shape (heads, 2).
-        precisions: Precision of each head, shape (heads, 2, 2).
+        precisions: Precision of each head, as encodings give it, shape (heads, 2, 2).
         height: Rows H of the grid.
         width: Columns W of the grid.
-        first: First row of queries.
-        last: The row after their last; there are Q of them, or fewer where the grid ends.
+        queries: Rows of the queries, shape (Q,).
 
     Yields:
         For each head the probabilities of key rows i to j, shape (Q W, (j - i) W), query before key, then i and j.
     """
-    precisions = finite(precisions)
-    a1, g1 = around_nearest(centers[:, 0], height)
+    a1, g1 = around_nearest(centers[:, 0], height, queries)
     a2, g2 = around_nearest(centers[:, 1], width)
-    a1, g1 = a1[:, first:last], g1[:, first:last]
     with torch.no_grad():
         windows = key_rows(precisions, a1 + g1, g1, g2)
     for p, rows, r, cols, c, (i, j) in zip(precisions, a1, g1, a2, g2, windows):
