@@ -18,12 +18,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from timm_selfconv import theory
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.kernels.kernel import operators_only
+from timm_selfconv.layers.kernels.kernel import switched
 from timm_selfconv.models import FusedConVit, SelfAttentionNet
 
 __all__ = [
-    'InOperators', 'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released',
+    'ComputedBy', 'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released',
     'take_turns']
+
+AGAINST = ('operators', 'kernels')
 
 
 class ReleasedAttention(nn.Module):
@@ -80,20 +82,26 @@ def released(model: SelfAttentionNet) -> SelfAttentionNet:
     return model
 
 
-class InOperators(nn.Module):
-    """A net by the definition of its layers, operator by operator: factors included, kernels left out."""
+class ComputedBy(nn.Module):
+    """A net by one way to compute its layers.
 
-    def __init__(self, model: nn.Module):
+    'operators' is their definition, operator by operator: factors included, kernels left out. 'kernels' leaves nothing
+    to operators for being small.
+    """
+
+    def __init__(self, model: nn.Module, computed: str):
         """
         Args:
             model: The net, whose parameters are used.
+            computed: One of AGAINST.
         """
         super().__init__()
         self.model = model
+        self.computed = computed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of the net for images x."""
-        with operators_only():
+        with switched(self.computed):
             return self.model(x)
 
 
@@ -102,13 +110,13 @@ class Speed:
     """Measured speed of one way to compute a net.
 
     Attributes:
-        path: 'released algorithm', 'operators', the net's own 'timm_selfconv' (of timm's ConViT 'timm'), or 'fused'.
+        path: 'released algorithm', one of AGAINST, the net's own 'timm_selfconv' (of timm's ConViT 'timm'), or 'fused'.
         img_size: Side of the images, in pixels.
         batch_size: Images a batch.
         dtype: 'float32' or 'bfloat16'.
         turns: How often it was timed.
         images_per_second: By the median time of a batch.
-        ratio: Images a second over those of the released algorithm, or of timm's ConViT; None without them.
+        ratio: Images a second over those of the first path; None where there is one only.
         of_gemm_limit: Images a second over those of the net's Linear products alone, see :func:`gemm_limit`.
         peak_memory: Most bytes that tensors made meanwhile held at one time, see :func:`peak_memory`.
     """
@@ -257,10 +265,10 @@ def bench(
         train: Time forward, cross-entropy and backward instead of eval forwards.
         fuse: Time the net fused too, with this tolerance of :func:`timm_selfconv.fuse`, 0 for none.
         min_run_time: See :func:`take_turns`.
-        against: 'operators' to time the net by the definition of its layers too, see :class:`InOperators`.
+        against: One of AGAINST to time it so instead of by the released algorithm, see :class:`ComputedBy`.
 
     Returns:
-        Speeds: the released algorithm's (if there is one), the definition's (if asked for), the net's, the fused net's
+        Speeds: the released algorithm's (if there is one) or that of ``against``, the net's, the fused net's
         (if asked for).
 
     Raises:
@@ -270,8 +278,8 @@ def bench(
         raise ValueError(f"dtype={dtype!r}: needs 'float32' or 'bfloat16'")
     if batch_size < 1:
         raise ValueError(f'batch_size={batch_size}: needs at least 1')
-    if against not in (None, 'operators'):
-        raise ValueError(f"against={against!r}: needs 'operators' or None")
+    if against not in (None, *AGAINST):
+        raise ValueError(f'against={against!r}: needs one of {AGAINST} or None')
     if fuse is not None and train:
         raise ValueError(f'fuse={fuse} and train: a fused net is for inference, choose one of them')
     net: Any = copy.deepcopy(model).to(getattr(torch, dtype))
@@ -287,19 +295,19 @@ def bench(
     images = torch.randn(batch_size, net.in_chans, img_size, img_size, device=first.device, dtype=first.dtype)
 
     nets: Dict[str, nn.Module] = {}
-    if isinstance(net, SelfAttentionNet):
+    if against is not None:
+        nets[against] = ComputedBy(net, against)
+    elif isinstance(net, SelfAttentionNet):
         nets['released algorithm'] = released(net)
-    if against == 'operators':
-        nets['operators'] = InOperators(net)
     nets['timm' if convit else 'timm_selfconv'] = net
     if convit or fuse is not None:
         nets['fused'] = theory.fuse(net, fuse or None)
     steps = [step(net, images, train) for net in nets.values()]
-    limits = [gemm_limit(nets['released algorithm'], images, train)] if isinstance(net, SelfAttentionNet) else []
+    limits = [gemm_limit(released(net), images, train)] if isinstance(net, SelfAttentionNet) else []
     with contextlib.nullcontext() if train else torch.inference_mode():
         memory = [peak_memory(function, first.device) for function in [*steps, *limits]]  # first calls, too
         seconds, turns = take_turns([*steps, *limits], min_run_time)
     return [
         Speed(path, img_size, batch_size, dtype, turns, batch_size / s,
-              seconds[0] / s if limits or convit else None, seconds[-1] / s if limits else None, held)
+              seconds[0] / s if len(nets) > 1 else None, seconds[-1] / s if limits else None, held)
         for path, s, held in zip(nets, seconds, memory)]

@@ -26,8 +26,9 @@ def probabilities(
     scores = query.flatten(2, 3) @ key.transpose(-2, -1)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if rows is not None and cols is not None:
-        grid = scores.unflatten(3, [rows.shape[-1], cols.shape[-1]]).unflatten(2, query.shape[2:4])
-        scores = (grid + rows[..., :, None] + cols[..., None, :]).flatten(4).flatten(2, 3)
+        scores = scores.unflatten(3, [rows.shape[-1], cols.shape[-1]]).unflatten(2, query.shape[2:4])
+        scores = scores + rows[..., :, None]  # no more than two of this size are held at a time
+        scores = (scores + cols[..., None, :]).flatten(4).flatten(2, 3)
     return scores.softmax(dim=-1)
 
 

@@ -10,7 +10,7 @@ import torch.nn as nn
 
 __all__ = [
     'CPU_BYTES', 'Kernel', 'TINY', 'autocast_dtype', 'computed_by', 'counted', 'explicit_maps', 'hooked',
-    'needs_plain_ops', 'operators_only',
+    'needs_plain_ops', 'switched',
 ]
 
 # bytes that a group holds: on a CPU a share of the cache, elsewhere of the memory
@@ -24,22 +24,18 @@ Axes = Tuple[Optional[int], Optional[int]]
 Places = Tuple[slice, slice]
 
 
-# '' by kernels, 'operators' without them, 'maps' with attention maps materialised
+# '' by kernels where work is large, 'kernels' always, 'operators' never, 'maps' with attention maps materialised
 computed_by = ContextVar('computed_by', default='')
 
 
 @contextlib.contextmanager
 def switched(computed: str) -> Iterator[None]:
+    """Compute layers as one of the names of `computed_by` says inside this context (thread-local)."""
     token = computed_by.set(computed)
     try:
         yield
     finally:
         computed_by.reset(token)
-
-
-def operators_only() -> ContextManager[None]:
-    """Compute layers by their definition, in plain operators, inside this context (thread-local)."""
-    return switched('operators')
 
 
 def explicit_maps() -> ContextManager[None]:
@@ -66,8 +62,9 @@ def needs_plain_ops(x: torch.Tensor, compiled: bool = True) -> bool:
         # older torches export what they compile and don't say so
         return compiled or not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting()
     return (
-        computed_by.get() != '' or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
+        computed_by.get() in ('operators', 'maps') or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+        or isinstance(x, torch.fx.Proxy) or x.is_meta)
 
 
 def counted() -> bool:
@@ -117,10 +114,10 @@ def groups(held: Sequence[int], device: torch.device) -> List[Places]:
     """The images, and the heads or rows, of each group; see :meth:`Kernel.__call__`."""
     images, parts, nbytes = held
     fit = max(1, (CPU_BYTES if device.type == 'cpu' else DEVICE_BYTES) // max(1, nbytes))
-    step, places = min(fit, parts), []
-    for i in range(0, images, max(1, fit // parts)):
-        for j in range(0, parts, step):
-            places.append((slice(i, i + max(1, fit // parts)), slice(j, j + step)))
+    steps, places = (max(1, fit // parts), min(fit, parts)), []
+    for i in range(0, max(1, images), steps[0]):
+        for j in range(0, parts, steps[1]):
+            places.append((slice(i, i + steps[0]), slice(j, j + steps[1])))
     return places
 
 
@@ -238,7 +235,8 @@ class Kernel:
             held: How many images there are, how many heads or rows, and bytes that one of one holds.
             inputs: Inputs of the operators.
         """
-        if 2 * math.prod(held) <= CPU_BYTES:  # on a device, too: it is little, and takes fewer launches
+        # on a device, too: it is little, and takes fewer launches
+        if 2 * math.prod(held) <= CPU_BYTES and computed_by.get() != 'kernels':
             return self.operators(*inputs)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
         if differentiated or torch.compiler.is_compiling():
