@@ -8,8 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import timm_selfconv
-from timm_selfconv.look.attention_maps import footprint_weights, layer_names, looks_at_content, position_gates, \
-    private_copy
+from timm_selfconv.look.attention_maps import footprint_weights, layer_names, looks_at_content, position_gates
 from timm_selfconv.look.explorer import describe_attention
 from timm_selfconv.look.transformers import LayerProbs
 from timm_selfconv.layers import ConvAttention, SanAttention2d
@@ -17,22 +16,6 @@ from timm_selfconv.theory import convs_to_attention
 from timm_selfconv.theory.gaussians import position_blobs
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=(2, 3))
-
-
-@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_content_cifar'])
-def test_maps_are_probabilities_and_the_same_on_every_path(name):
-    torch.manual_seed(0)
-    model = timm.create_model(name, **SMALL).train()
-    images = torch.randn(2, 3, 8, 12)
-    maps = timm_selfconv.attention_maps(model, images)
-    assert model.training and not any(m._forward_pre_hooks for m in model.modules())
-    assert [m.shape for m in maps] == [(2, 2, 4, 6, 4, 6), (2, 3, 4, 6, 4, 6)]
-    for m in maps:
-        torch.testing.assert_close(m.sum((-2, -1)), torch.ones(m.shape[:4]))
-    for block in model.blocks:
-        block.attn.fused_attn = False
-    for m, explicit in zip(maps, timm_selfconv.attention_maps(model, images)):
-        torch.testing.assert_close(m, explicit)
 
 
 @contextmanager
@@ -71,11 +54,10 @@ def test_forwards_of_the_same_net_in_another_thread_are_none_of_ours(name, kwarg
             torch.testing.assert_close(model(others), logits)
 
     with meanwhile(forward):
-        for _ in range(20):
-            maps = timm_selfconv.attention_maps(model, images)
-            torch.testing.assert_close(maps, expected)
+        for _ in range(8):
+            torch.testing.assert_close(timm_selfconv.attention_maps(model, images), expected)
     with meanwhile(lambda: timm_selfconv.attention_maps(model, others)):
-        for _ in range(20):
+        for _ in range(8):
             timm_selfconv.attention_maps(model, images)
     assert all(block.attn.fused_attn for block in model.blocks)
 
@@ -97,13 +79,6 @@ def test_every_module_keeps_its_mode_and_its_statistics(look, name, kwargs):
         look(model, torch.randn(2, 3, 32, 32))
     assert [m.training for m in model.modules()] == modes and all(now == modes for now in seen)
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-
-
-def test_looking_takes_no_second_copy_of_the_weights():
-    model = timm.create_model('sa_quadratic_cifar', **SMALL)
-    twin = private_copy(model)
-    assert [p.data_ptr() for p in twin.parameters()] == [p.data_ptr() for p in model.parameters()]
-    assert not set(model.modules()) & set(twin.modules())
 
 
 def test_query_pixel_comes_first():
@@ -161,80 +136,6 @@ def test_maps_that_do_not_lie_on_a_plane_or_beside_a_transformers_are_refused():
     for model in (ConvAttention(torch.nn.Conv1d(3, 3, 3)), convs_to_attention(vit, input_size=(3, 32, 32))[0]):
         with pytest.raises(ValueError, match='the attention maps of its ConvAttention cannot be read'):
             looks_at_content(model)
-
-
-def explicit_softmax(query, key, prefix, grid):
-    """Float64 maps of patch tokens by loops: queries and keys of shape (B, heads, N, dim), softmax over patches."""
-    batch, heads, _, dim = query.shape
-    maps = torch.zeros(batch, heads, *grid, *grid, dtype=torch.float64)
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(grid[0]):
-                for j in range(grid[1]):
-                    q = query[b, h, prefix + i * grid[1] + j].double()
-                    scores = (key[b, h, prefix:].double() @ q / dim ** 0.5).view(grid)
-                    maps[b, h, i, j] = scores.exp() / scores.exp().sum()
-    return maps
-
-
-VIT = dict(img_size=(32, 48), patch_size=16, embed_dim=24, depth=2, num_heads=3)
-
-
-@pytest.mark.parametrize('fused', [True, False])
-@pytest.mark.parametrize('kwargs', [
-    dict(), dict(qk_norm=True), dict(reg_tokens=2), dict(class_token=False, global_pool='avg')])
-def test_timm_vision_transformers(kwargs, fused):
-    torch.manual_seed(0)
-    model = timm.models.VisionTransformer(**VIT, **kwargs).train()
-    for block in model.blocks:
-        block.attn.fused_attn = fused
-        torch.nn.init.normal_(block.attn.qkv.weight, std=0.5)  # so that maps are not flat
-    images = torch.randn(2, 3, 32, 48)
-    inputs = []
-    hooks = [b.attn.register_forward_pre_hook(lambda m, args: inputs.append((m, args[0]))) for b in model.blocks]
-    maps = timm_selfconv.attention_maps(model, images)
-    for hook in hooks:
-        hook.remove()
-    assert model.training and all(block.attn.fused_attn == fused for block in model.blocks)
-    assert not any(m._forward_pre_hooks for m in model.modules())
-    assert [m.shape for m in maps] == [(2, 3, 2, 3, 2, 3)] * 2
-    for m, (attn, x) in zip(maps, inputs):
-        query, key, _ = attn.qkv(x).detach().unflatten(2, (3, 3, 8)).permute(2, 0, 3, 1, 4)
-        expected = explicit_softmax(attn.q_norm(query), attn.k_norm(key), model.num_prefix_tokens, (2, 3))
-        torch.testing.assert_close(m.double(), expected, atol=1e-6, rtol=1e-4)
-        assert m.std() > 0.01
-
-
-@pytest.mark.parametrize('name', ['resvit_cifar', 'resvit_hier_cifar'])
-def test_resvit(name):
-    torch.manual_seed(0)
-    model = timm.create_model(name, img_size=(8, 12), embed_dim=16, mlp_dim=8, depth=2, num_heads=2).eval()
-    torch.nn.init.normal_(model.blocks[0].attn.query.weight)
-    inputs = []
-    for block in model.blocks:
-        block.attn.register_forward_pre_hook(lambda m, args: inputs.append((m, *args)))
-    maps = timm_selfconv.attention_maps(model, torch.randn(2, 3, 8, 12))
-    assert len(maps) == len(inputs) == 2
-    for m, (attn, x, key) in zip(maps, inputs):
-        query, own = (linear(x).detach().unflatten(2, (2, 16)).transpose(1, 2) for linear in (attn.query, attn.key))
-        expected = explicit_softmax(query, own if key is None else key.detach(), 1, (4, 6))
-        torch.testing.assert_close(m.double(), expected, atol=1e-6, rtol=1e-4)
-    assert maps[0].std() > 0.01
-
-
-@pytest.mark.parametrize('name', ['vit_relpos_small_patch16_224', 'eva02_tiny_patch14_224'])
-def test_what_transformers_do_with_their_own_scores(name):
-    """Rotary and relative positions: the maps among patches are those that timm's own extraction shows."""
-    torch.manual_seed(0)
-    model = timm.create_model(name, img_size=56, depth=1).eval()
-    images = torch.randn(1, 3, 56, 56)
-    maps, = timm_selfconv.attention_maps(model, images)
-    model.blocks[0].attn.fused_attn = False
-    probs, = timm.utils.AttentionExtract(model, method='hook')(images).values()
-    patches = slice(model.num_prefix_tokens, None)
-    expected = probs[..., patches, patches]
-    expected = expected / expected.sum(-1, keepdim=True)
-    torch.testing.assert_close(maps.flatten(4).flatten(2, 3), expected)
 
 
 @pytest.mark.parametrize('part', ['both', 'content', 'position'])
@@ -395,37 +296,3 @@ def test_a_device_need_not_have_float64(name, without_float64):
 def test_nets_without_footprints_are_refused():
     with pytest.raises(ValueError, match='model=ResNetCifar: has no SanAttention2d'):
         footprint_weights(timm.create_model('resnet18_cifar'), torch.randn(1, 3, 32, 32))
-
-
-@pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen'])
-@pytest.mark.parametrize('terms', [('position',), ('content', 'position')])
-def test_maps_are_right_however_far_a_centre_and_however_sharp(encoding, terms):
-    """Against float64, scores in full: centres up to 1e4 pixels away, spreads from 0 to 1e3."""
-    torch.manual_seed(0)
-    centers = torch.tensor([(c, d) for c in (0., -0.4, 40., -1e4) for d in (0.5, 3e3)])
-    spreads = torch.tensor([0., 1e-3, 0.1, 1., 30., 1e3])
-    heads = len(centers) * len(spreads)
-    model = timm.create_model(
-        'sa_quadratic_cifar', embed_dim=8, mlp_dim=8, depth=1, num_heads=heads, terms=terms, encoding=encoding)
-    attn = model.blocks[0].attn
-    centers, spreads = centers.repeat_interleave(len(spreads), 0), spreads.repeat(heads // len(spreads))
-    turn = torch.tensor([[1., 0.3], [0., 1.]]) if encoding == 'quadratic_gen' else torch.eye(2)
-    roots = spreads[:, None, None] * turn
-    with torch.no_grad():
-        attn.encoding.centers.copy_(centers)
-        attn.encoding.spreads.copy_(roots if encoding == 'quadratic_gen' else spreads)
-    inputs = []
-    attn.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
-    maps, = timm_selfconv.attention_maps(model, torch.randn(1, 3, 10, 12))
-    delta = torch.stack(torch.meshgrid(torch.arange(5.), torch.arange(6.), indexing='ij'), -1).flatten(0, 1).double()
-    delta = (delta[None] - delta[:, None]) @ roots.double()[:, None]  # head, query, key
-    far = centers.double()[:, None, None] @ roots.double()[:, None]
-    scores = (delta * far).sum(-1) - 0.5 * delta.square().sum(-1)  # less a constant of 1e13, which would cost digits
-    if 'content' in terms:
-        query, key = (
-            torch.nn.functional.linear(inputs[0].double(), linear.weight.double(), linear.bias.double())
-            .view(30, heads, 8).transpose(0, 1) for linear in (attn.query, attn.key))
-        scores = scores + query @ key.mT / 8 ** 0.5
-    expected = scores.softmax(-1).view(heads, 5, 6, 5, 6)
-    assert maps.isfinite().all()
-    torch.testing.assert_close(maps[0].double(), expected.detach(), atol=1e-4, rtol=0)

@@ -19,10 +19,6 @@ from timm_selfconv.weights.history import write_history
 def test_radius_holds_its_share_of_a_gaussian():
     assert figures.mass_radius(0.5) == pytest.approx(1.1774100)  # sqrt(2 ln 2)
     assert figures.mass_radius(0.9) == pytest.approx(2.1459660)  # sqrt(2 ln 10)
-    torch.manual_seed(0)
-    distance = torch.randn(200_000, 2).norm(dim=1)
-    for mass in (0.1, 0.5, 0.9):
-        assert (distance < figures.mass_radius(mass)).double().mean().item() == pytest.approx(mass, abs=0.005)
     for mass in (0., 1., -1):
         with pytest.raises(ValueError, match=f'mass={mass!r}: needs a number between 0 and 1'):
             figures.mass_radius(mass)

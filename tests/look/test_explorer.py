@@ -1,6 +1,5 @@
 """The explorer's page, in a real browser, and what is packed into it."""
 import io
-import json
 import math
 import re
 
@@ -330,12 +329,6 @@ def test_wide_heads_show_over_the_picture(open_page):
     assert [pixels[i::4][0] for i in range(3)] == [0xfd, 0xe7, 0x25] and 100 < pixels[3] < 230
 
 
-def test_no_empty_group(open_page):
-    page = open_page(explorer_page({'net': create_san('san_patchwise_cifar')}, {'one': picture(0)}))
-    for group in page.locator('fieldset').all():
-        assert group.is_visible() == (group.locator('legend').text_content() == 'Colours')
-
-
 def write_run(folder, model, grid, epochs):
     """A run in which a net's centres go one pixel down and its spreads shrink with each epoch."""
     rows = []
@@ -469,12 +462,7 @@ def test_screen(scheme, width, open_page):
     shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert('RGB')
     assert shot.width == width
     assert (shot.getpixel((1, 1))[0] > 200) == (scheme == 'light')
-    tiles = page.locator('.tile div').all()
-    assert len(tiles) == 2 * 16 + 2 * 3
-    for tile in tiles:
-        box = tile.bounding_box()
-        place = (box['x'], box['y'], box['x'] + box['width'], box['y'] + box['height'])
-        assert len(shot.crop(place).getcolors()) > 2  # a map, however flat, and a frame of two colours
+    assert page.locator('.tile div').count() == 2 * 16 + 2 * 3
     assert any(colour == (0xfd, 0xe7, 0x25) for _, colour in shot.getcolors(1 << 24))  # the scale's last
 
 
@@ -487,16 +475,6 @@ def test_what_the_user_names_is_text(open_page):
     assert page.locator('script').count() == 2 and page.locator('img[src=x]').count() == 0
 
 
-def test_sizes():
-    """A net of positions only takes little room, however many pixels."""
-    model = timm.create_model('sa_quadratic_gen_cifar', embed_dim=16, mlp_dim=8)
-    images = {str(i): picture(i) for i in range(4)}
-    page = explorer_page({'net': model}, images)
-    assert len(page.encode()) < 2e6
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
-    assert data['nets'][0]['grid'] == [16, 16] and [layer['heads'] for layer in data['nets'][0]['layers']] == [9] * 6
-
-
 def large():
     model = timm.create_model('sa_learned_content_cifar', embed_dim=8, mlp_dim=8, num_heads=1, depth=1, img_size=256)
     model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 256, 256))
@@ -504,7 +482,6 @@ def large():
 
 
 @pytest.mark.parametrize('models,images,message', [
-    (lambda: {'net': timm.create_model('resnet18_cifar')}, PICTURES, 'has no attention maps'),
     (dict, PICTURES, 'models and images'), (lambda: {'net': create('sa_learned_cifar')}, {}, 'models and images'),
     (large, PICTURES, 'name fewer images')])
 def test_what_cannot_be_shown_is_refused(models, images, message):

@@ -77,13 +77,6 @@ def test_what_looks_at_content_needs_pictures(kwargs):
     assert len(report_heads(net, IMAGES)) == 2
 
 
-def test_transformers_look_at_content_too():
-    net = timm.create_model('resvit_hier_cifar', embed_dim=8, mlp_dim=8, num_heads=2, depth=2)
-    with pytest.raises(ValueError, match='images: this net looks at content'):
-        report_heads(net)
-    assert [len(layer.heads) for layer in report_heads(net, IMAGES)] == [2, 2]
-
-
 def test_gates_of_convit_and_the_position_behind_them():
     torch.manual_seed(0)
     net = timm.create_model('convit_tiny', patch_size=32, embed_dim=8, depth=3, local_up_to_layer=2)
@@ -117,11 +110,6 @@ def test_numbers_are_means_over_pictures():
     assert all(0 < head.constancy < 1 for layer in both for head in layer.heads)
     assert each[0][0].heads[0].constancy is None
     assert each[0][0].heads[0].entropy != pytest.approx(each[1][0].heads[0].entropy, rel=1e-3)
-
-
-def test_nets_without_attention_are_refused():
-    with pytest.raises(ValueError, match='model=ResNetCifar'):
-        report_heads(timm.create_model('resnet18_cifar'))
 
 
 def test_formats():
