@@ -1,11 +1,7 @@
-import copy
 import itertools
 
 import pytest
-import timm
 import torch
-from timm.utils.model import freeze_batch_norm_2d, unfreeze_batch_norm_2d
-from torch.nn import SyncBatchNorm
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -234,21 +230,6 @@ def test_statistics_of_all_passes_in_one_buffer_load():
     norm.load_state_dict({name: value.clone() for name, value in norm.state_dict().items()})
     with pytest.raises(RuntimeError, match=r'passes\.2\.running_mean'):
         norm.load_state_dict(dict(weight=norm.weight, bias=norm.bias, running_mean=mean[[0, 0, 1]], running_var=var))
-
-
-@pytest.mark.parametrize('convert', [
-    SyncBatchNorm.convert_sync_batchnorm, timm.layers.convert_sync_batchnorm, freeze_batch_norm_2d,
-    lambda norm: unfreeze_batch_norm_2d(freeze_batch_norm_2d(norm))])
-def test_passes_are_batch_norms_that_may_be_replaced(convert):
-    norm, x = norms_of_passes(), torch.randn(8, 4, 5, 5)
-    for i in range(2):
-        norm(x * (i + 2) + i, i)
-    converted = convert(copy.deepcopy(norm)).eval()
-    assert not any(type(m) is type(norm.passes[0]) for m in converted.modules())
-    norm.eval()
-    for i in range(2):
-        torch.testing.assert_close(converted(x, i), norm(x, i))
-        assert converted(x.bfloat16(), i).dtype == norm(x.bfloat16(), i).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize('kwargs,match', [

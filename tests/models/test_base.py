@@ -80,14 +80,6 @@ def test_checkpointing_changes_no_gradient(name, small_net, images):
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize('name', BLOCK_NETS)
-def test_features_only(name, small_net, images):
-    net = small_net(name, features_only=True)
-    assert net.feature_info.channels() == [16] * 3 and net.feature_info.reduction() == [2] * 3
-    assert [f.shape for f in net(images(1, 3, 32, 32))] == [(1, 16, 16, 16)] * 3
-    assert len(small_net(name, features_only=True, out_indices=(2,))(images(1, 3, 32, 32))) == 1
-
-
 @pytest.mark.parametrize('name,kwargs,keys', HIERARCHICAL)
 def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(name, kwargs, keys, small_net, images):
     """The report's definition, on a net of separate layers: every layer the same weights and the first one's keys."""

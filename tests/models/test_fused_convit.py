@@ -126,11 +126,6 @@ def test_the_net_is_left_alone_and_the_copy_is_one():
     torch.testing.assert_close(again(x), model(x))
 
 
-def test_features_only():
-    model, x = convit(features_only=True), pictures(64, 64)
-    torch.testing.assert_close(fuse(model)(x), model(x))
-
-
 def test_what_cannot_be_fused_is_refused():
     model = convit()
     with pytest.raises(ValueError, match='a ConViT keeps its heads whole, needs None'):

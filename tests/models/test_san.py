@@ -189,20 +189,6 @@ def test_training_on_128_images_stays_under_2_gib(name):
     assert 2 ** 27 < memory.peak < 2 ** 31
 
 
-def test_intermediates_and_features_only(images):
-    model = small('san_patchwise_cifar', channels=(32, 64, 32, 96)).eval()
-    x = images(1, 3, 32, 48)
-    out, features = model.forward_intermediates(x)
-    assert [f.shape for f in features] == [(1, 32, 16, 24), (1, 64, 8, 12), (1, 32, 4, 6), (1, 96, 2, 3)]
-    torch.testing.assert_close(out, model.forward_features(x))
-    second, = model.forward_intermediates(x, indices=[1], stop_early=True, intermediates_only=True)
-    torch.testing.assert_close(second, features[1])
-    net = timm.create_model('san_patchwise_cifar', features_only=True, out_indices=(1, 3), **SMALL)
-    assert net.feature_info.reduction() == [4, 16] and [f.shape[2] for f in net(images(1, 3, 32, 32))] == [8, 2]
-    net = timm.create_model('san_patchwise_hier_cifar', features_only=True, **SMALL)
-    assert net.feature_info.reduction() == [1] * 4 and net.feature_info.channels() == [32] * 4
-
-
 def test_memory_format_of_the_images_does_not_matter(images):
     model = small('san_pairwise_hier_cifar').eval()
     x = images(2, 3, 8, 8)

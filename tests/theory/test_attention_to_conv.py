@@ -82,19 +82,6 @@ def test_sharp_heads_are_a_convolution_at_the_border_too(centers, height, width,
     assert report.mass == pytest.approx((1.,) * 3) and report.border_error in (None, pytest.approx(0., abs=1e-9))
 
 
-@pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen'])
-def test_heads_inside_the_kernel_are_exact_inside_the_image(encoding):
-    attn = make_layer(encoding, grid_size=(24, 20))
-    spreads = torch.tensor([1.5, -2., 3.])
-    place_heads(attn, [[0., 1.], [-2., 0.3], [0.7, -1.2]], (
-        spreads if encoding == 'quadratic' else spreads[:, None, None] * torch.tensor([[1., 0.4], [0., 1.]])).tolist())
-    conv, report = attention_to_conv(attn, 13, grid_size=(24, 20))
-    x = inputs(2, 24, 20, 4)
-    inside = slice(6, -6)
-    torch.testing.assert_close(channels_last(conv, x)[:, inside, inside], attn(x)[:, inside, inside])
-    assert report.interior_error < 1e-8 < report.border_error
-
-
 def test_the_report_is_what_one_measures_oneself():
     attn = make_layer()
     x = inputs(3, 9, 7, 4)

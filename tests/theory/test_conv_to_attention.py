@@ -226,22 +226,6 @@ def test_it_is_a_module_like_any_other():
     assert torch.equal(other(x), attention(x)) and attention(x).is_contiguous()
 
 
-def test_the_convolution_is_left_alone():
-    conv = make_conv()
-    before = copy.deepcopy(conv.state_dict())
-    with torch.no_grad():
-        for parameter in conv_to_attention(conv).parameters():
-            parameter.zero_()
-    assert all(torch.equal(before[name], p) for name, p in conv.state_dict().items())
-
-
-def test_what_is_frozen_stays_frozen():
-    conv = make_conv()
-    conv.weight.requires_grad = False
-    assert [n for n, p in conv_to_attention(conv).named_parameters() if p.requires_grad] == ['bias']
-    assert all(p.requires_grad for p in conv_to_attention(make_conv()).parameters())
-
-
 def test_meta_convolutions_become_meta_attention():
     attention = conv_to_attention(nn.Conv2d(3, 4, 3, device='meta', dtype=torch.bfloat16))
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in attention.parameters())

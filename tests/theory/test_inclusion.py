@@ -26,7 +26,7 @@ def images(*size, in_chans=3, seed=1):
 
 def assert_same_function(net, other, x):
     with torch.no_grad():
-        torch.testing.assert_close(net(x), other(x), rtol=0, atol=1e-11)
+        torch.testing.assert_close(net(x), other(x), rtol=0, atol=1e-10)
 
 
 def holds(low, high):
@@ -58,6 +58,8 @@ def test_a_rich_net_computes_what_a_poorer_one_does_or_it_is_said_why_not(data):
     seed = data.draw(st.integers(0, 2 ** 16))
     net = make_net(*low, heads, seed, img_size=size, attn_proj=projections[0])
     target = make_net(*high, more, seed + 1, img_size=size, attn_proj=projections[1])
+    for block in net.blocks if 'quadratic' in low[0] and 'position' in low[1] else ():
+        block.attn.encoding.centers.data *= data.draw(st.sampled_from([1., 40.]))  # far outside the grid, too
     state = {name: value.clone() for name, value in [*net.state_dict().items(), *target.state_dict().items()]}
     if holds(low, high):
         assert_same_function(include(net, target), net, images(*size))

@@ -86,13 +86,6 @@ def test_what_does_not_fit_is_refused(tmp_path, refused, more, message):
     assert not (tmp_path / 'run').exists()
 
 
-def test_missing_columns_are_refused(tmp_path, refused):
-    datasets = pytest.importorskip('datasets')
-    pictures = dict(img=[Image.new('RGB', (32, 32))] * 8, label=[0] * 8)
-    datasets.Dataset.from_dict(pictures).to_parquet(tmp_path / 'data' / 'train-00000-of-00001.parquet')
-    refused("input_key='nowhere'", tmp_path / 'run', 'input_key=nowhere', data=tmp_path / 'data')
-
-
 def test_images_are_normalised_as_timm_does(folder, tiny):
     args = read_recipe(tiny, [*LIKE_TIMM, *STILL])
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8)
@@ -181,14 +174,6 @@ def test_a_net_with_classes_of_its_own_is_a_folder_of_its_own(own, tmp_path, cap
         with pytest.raises(SystemExit):
             cli([*command, '--checkpoint', checkpoint])
         assert f'cannot be loaded, take local-dir:{tmp_path}/run instead (Error' in capsys.readouterr().err
-
-
-def test_a_net_with_stages_of_attention_is_a_folder_of_its_own(tmp_path, run):
-    kwargs = 'model_kwargs={channels: [8, 8, 8, 8], attention_stages: [layer4]}'
-    state = run(tmp_path / 'run', 'model=resnet_tiny_cifar', kwargs, 'position_lr_scale=10', 'epochs=1')['state_dict']
-    net = timm.create_model(f'local-dir:{tmp_path}/run', pretrained=True)
-    torch.testing.assert_close(net.state_dict(), dict(state), rtol=0, atol=0)
-    assert (net.layer4[1].conv1.centers - net.layer4[1].conv1.centers.round()).abs().max() > 0
 
 
 def test_bfloat16_is_for_processors_that_have_it(tmp_path, capsys, monkeypatch, run, refused, training, small):
