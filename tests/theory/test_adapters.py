@@ -64,53 +64,27 @@ class Wrapped(nn.Module):
         return 2 * self.layer(x)
 
 
-class Doubled(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
+def doubled(module, args, out):
+    return 2 * out
 
 
-def wrap(attn, name):
-    setattr(attn, name, Wrapped(getattr(attn, name)))
-
-
-def subclass(attn, name):
-    getattr(attn, name).__class__ = Doubled
-
-
-def parametrize(attn, name):
-    nn.utils.parametrizations.weight_norm(getattr(attn, name))
-
-
-def hook(attn, name):
-    getattr(attn, name).register_forward_hook(lambda module, args, out: 2 * out)
-
-
-def hook_before(attn, name):
-    getattr(attn, name).register_forward_pre_hook(lambda module, args: None)
-
-
-def patch(attn, name):
-    getattr(attn, name).forward = lambda x: 2 * x
-
-
-def switch_off(attn, name):
-    adapter = MergeableLora(getattr(attn, name))
-    adapter.on = False
-    setattr(attn, name, adapter)
-
-
-def hook_inside(attn, name):
-    hook(attn, name)
-    setattr(attn, name, MergeableLora(getattr(attn, name)))
+CHANGES = dict(  # what a layer becomes
+    wrapped=Wrapped,
+    subclassed=lambda layer: type('Doubled', (nn.Linear,), {})(*layer.weight.shape[::-1]).double(),
+    parametrized=nn.utils.parametrizations.weight_norm,
+    hooked=lambda layer: layer.register_forward_hook(doubled) and layer,
+    hooked_before=lambda layer: layer.register_forward_pre_hook(lambda module, args: None) and layer,
+    patched=lambda layer: setattr(layer, 'forward', lambda x: x) or layer,
+    switched_off=lambda layer: setattr(adapter := MergeableLora(layer), 'on', False) or adapter,
+    hooked_inside=lambda layer: layer.register_forward_hook(doubled) and MergeableLora(layer))
 
 
 @pytest.mark.parametrize('part', ['value', 'proj'])
-@pytest.mark.parametrize(
-    'change', [wrap, subclass, parametrize, hook, hook_before, patch, switch_off, hook_inside],
-    ids=lambda f: f.__name__)
+@pytest.mark.parametrize('change', CHANGES)
 def test_what_cannot_be_merged_is_named(change, part):
     net = make_net('quadratic')
-    change(net.blocks[1].attn, part)
+    attn = net.blocks[1].attn
+    setattr(attn, part, CHANGES[change](getattr(attn, part)))
     for use in (lambda: include(net, make_net('quadratic')), lambda: prune_heads(net, {0: [1]}),
                 lambda: merge_heads(net, (2, 2), IMAGES)):
         with pytest.raises(ValueError, match=rf'^blocks\.1\.attn\.{part}=(\w+): '):
@@ -120,18 +94,17 @@ def test_what_cannot_be_merged_is_named(change, part):
 @pytest.mark.parametrize('name', ['', 'stem', 'head', 'blocks.0', 'blocks.0.attn', 'blocks.0.mlp.fc1', 'blocks.1'])
 def test_hooks_anywhere_would_be_lost_in_a_richer_net(name):
     net = make_net('quadratic')
-    net.get_submodule(name).register_forward_hook(lambda module, args, out: 2 * out)
+    net.get_submodule(name).register_forward_hook(doubled)
     with pytest.raises(ValueError, match=rf"^{name or 'model'}=\w+: computes more than its weights say"):
         include(net, make_net('general'))
 
 
 def test_wrappers_elsewhere_are_named():
-    for layer in range(2):
-        net = make_net('quadratic')
-        net.blocks[layer].mlp.fc1 = Wrapped(net.blocks[layer].mlp.fc1)
-        with pytest.raises(ValueError, match=rf'^blocks\.{layer}\.mlp\.fc1=Wrapped: computes more'):
-            include(net, make_net('general'))
-        assert prune_heads(net, {0: [1]}).blocks[layer].mlp.fc1.weight.shape == (12, 8)  # it stays as it is
+    net = make_net('quadratic')
+    net.blocks[1].mlp.fc1 = Wrapped(net.blocks[1].mlp.fc1)
+    with pytest.raises(ValueError, match=r'^blocks\.1\.mlp\.fc1=Wrapped: computes more'):
+        include(net, make_net('general'))
+    assert prune_heads(net, {0: [1]}).blocks[1].mlp.fc1.weight.shape == (12, 8)  # it stays as it is
     net = make_net('quadratic')
     net.stem = Wrapped(net.stem)
     with pytest.raises(ValueError, match=r'its stem is .*Conv2d.*, needs .*Wrapped'):

@@ -41,22 +41,14 @@ def budget(request):
         yield
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2 ** 12))
-def test_groups_of_any_size_equal_the_map(heads, batch, height, width, nbytes):
-    tensors = inputs(heads, batch, height, width)
-    with held_at_once(nbytes):
-        torch.testing.assert_close(separable_attention(*tensors), by_the_map(*tensors))
-
-
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=60)
 @given(
-    st.integers(1, 4), st.tuples(st.integers(1, 6), st.integers(1, 6)), st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    st.integers(1, 2 ** 12), st.booleans())
-def test_queries_need_not_be_the_keys(heads, keys, queries, nbytes, biased):
-    tensors = inputs(heads, 3, *keys, queries=queries)
+    st.integers(1, 4), st.integers(0, 4), st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    st.tuples(st.integers(1, 6), st.integers(1, 6)), st.integers(1, 2 ** 12), st.booleans())
+def test_groups_of_any_size_equal_the_map(heads, batch, keys, queries, nbytes, biased):
+    tensors = inputs(heads, batch, *keys, queries=queries)
     tensors = tensors if biased else [*tensors[:-1], None]
-    grad = torch.randn(3, *queries, 2, dtype=torch.float64)
+    grad = torch.randn(batch, *queries, 2, dtype=torch.float64)
     wanted = [t for t in tensors if t is not None]
     with held_at_once(nbytes):
         out, expected = separable_attention(*tensors), by_the_map(*tensors)
@@ -69,7 +61,7 @@ def test_first_and_second_derivatives(budget):
     assert torch.autograd.gradgradcheck(separable_attention, inputs(2, 2, 2, 2, 2))
 
 
-@pytest.mark.parametrize('frozen', [(), (0,), (1,), (2,), (3,), (4,), (0, 1), (0, 1, 3, 4), (2, 3)])
+@pytest.mark.parametrize('frozen', [(0,), (1,), (2,), (3,), (4,), (0, 1), (0, 1, 3, 4), (2, 3)])
 def test_gradients_are_those_of_the_map_whichever_are_wanted(frozen, budget):
     tensors = inputs()
     for i in frozen:
@@ -99,11 +91,6 @@ def test_every_dtype_to_its_rounding(dtype, tolerance, autocast, by_maps):
     for a, b, of in zip((out, *gradients), (expected, *torch.autograd.grad(expected, exact, grad)), (out, *tensors)):
         assert a.dtype == of.dtype
         assert (a - b).norm() < tolerance * b.norm()
-
-
-def test_float64_stays_float64_under_autocast():
-    with torch.autocast('cpu', torch.bfloat16):
-        assert separable_attention(*inputs()).dtype == torch.float64
 
 
 @pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
