@@ -29,9 +29,9 @@ class Hub:
             connection in the middle of the body.
         etags: ETag of a repository's files, in the place of the right one.
     """
+    address = ''
 
     def __init__(self):
-        self.address = ''
         self.clear()
 
     def clear(self):
@@ -43,59 +43,41 @@ class Hub:
             return len(self.repos[repo]) - 1
         return int(revision, 16) if re.fullmatch('[0-9a-f]{40}', revision) else self.tags.get((repo, revision))
 
-    def oid(self, repo, revision='main'):
-        return f'{self.number(repo, revision):040x}'
-
-    # what a request changes, and what it is answered with
-    def create(self, body):
-        repo = f'{body["organization"]}/{body["name"]}'
-        status = 409 if repo in self.repos else 200
-        self.repos.setdefault(repo, [{}])
-        return status, dict(url=f'{self.address}/{repo}', name=repo, id=repo)
-
-    def validate(self, body):
-        return 200, dict(errors=[], warnings=[])
-
-    def preupload(self, body, repo):
-        there = {path: git_blob(content) for path, content in self.repos[repo][-1].items()}
-        return 200, dict(files=[
-            dict(path=file['path'], shouldIgnore=False, oid=there.get(file['path']), uploadMode='regular')
-            for file in body['files']])
-
-    def commit(self, body, repo):
-        added = [line['value'] for line in body if line['key'] == 'file']
-        files = {file['path']: base64.b64decode(file['content']) for file in added}
-        self.repos[repo].append({**self.repos[repo][-1], **files})
-        return 200, dict(commitUrl=f'{self.address}/{repo}/commit/{self.oid(repo)}', commitOid=self.oid(repo))
-
-    def info(self, body, repo):
-        return 200, dict(id=repo, sha=self.oid(repo))
-
-    def refs(self, body, repo):
-        tags = [dict(name=tag, ref=f'refs/tags/{tag}', targetCommit=self.oid(repo, tag))
-                for name, tag in self.tags if name == repo]
-        return 200, dict(branches=[], converts=[], tags=tags)
-
-    def tag(self, body, repo, revision):
-        self.tags[repo, body['tag']] = self.number(repo, revision)
-        return 200, {}
-
-    def untag(self, body, repo, tag):
-        del self.tags[repo, tag]
-        return 200, {}
-
-
-ROUTES = [(re.compile(pattern.replace('REPO', r'([\w.-]+/[\w.-]+)')), answer) for pattern, answer in (
-    ('POST /api/repos/create', Hub.create),
-    ('POST /api/validate-yaml', Hub.validate),
-    ('POST /api/models/REPO/preupload/main', Hub.preupload),
-    ('POST /api/models/REPO/commit/main', Hub.commit),
-    ('GET /api/models/REPO/revision/main', Hub.info),
-    ('GET /api/models/REPO/refs', Hub.refs),
-    ('POST /api/models/REPO/tag/(.+)', Hub.tag),
-    ('DELETE /api/models/REPO/tag/(.+)', Hub.untag),
-)]
-FILE = re.compile(r'(?:GET|HEAD) /([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)')
+    def answer(self, method, words, lines):
+        """Status and value for a request, by the words of its path and the JSON lines of its body."""
+        repo, body = '/'.join(words[2:4]), lines[0] if lines else {}
+        commits, head = self.repos.get(repo, []), f'{len(self.repos.get(repo, [])) - 1:040x}'
+        match method, *words[1:2], *words[4:]:
+            case 'POST', 'repos':
+                repo = f'{body["organization"]}/{body["name"]}'
+                status = 409 if repo in self.repos else 200
+                self.repos.setdefault(repo, [{}])
+                return status, dict(url=f'{self.address}/{repo}', name=repo, id=repo)
+            case 'POST', 'validate-yaml':
+                return 200, dict(errors=[], warnings=[])
+            case 'POST', 'models', 'preupload', 'main':
+                return 200, dict(files=[
+                    dict(path=path, shouldIgnore=False, uploadMode='regular',
+                         oid=git_blob(commits[-1][path]) if path in commits[-1] else None)
+                    for path in (file['path'] for file in body['files'])])
+            case 'POST', 'models', 'commit', 'main':
+                added = [line['value'] for line in lines if line['key'] == 'file']
+                commits.append({**commits[-1], **{file['path']: base64.b64decode(file['content']) for file in added}})
+                oid = f'{len(commits) - 1:040x}'
+                return 200, dict(commitUrl=f'{self.address}/{repo}/commit/{oid}', commitOid=oid)
+            case 'GET', 'models', 'revision', 'main':
+                return 200, dict(id=repo, sha=head)
+            case 'GET', 'models', 'refs':
+                return 200, dict(branches=[], converts=[], tags=[
+                    dict(name=tag, ref=f'refs/tags/{tag}', targetCommit=f'{number:040x}')
+                    for (name, tag), number in self.tags.items() if name == repo])
+            case 'POST', 'models', 'tag', revision:
+                self.tags[repo, body['tag']] = self.number(repo, revision)
+                return 200, {}
+            case 'DELETE', 'models', 'tag', tag:
+                del self.tags[repo, tag]
+                return 200, {}
+        return 404, {}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -103,7 +85,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     hub: Hub
 
     def do_GET(self):
-        request = f'{self.command} {self.path.partition("?")[0]}'
+        path = self.path.partition('?')[0]
+        words, request = unquote(path)[1:].split('/'), f'{self.command} {path}'
         body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
         if self.headers.get('Transfer-Encoding') == 'chunked':
             while size := int(self.rfile.readline(), 16):
@@ -113,33 +96,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.hub.requests.append(request)
         fault = next((fault for what, fault in self.hub.faults.items() if re.search(what, request)), None)
         if isinstance(fault, int):
-            return self.answer(fault, dict(error=f'fault {fault}'))
-        if self.command in ('POST', 'DELETE') and self.headers.get('Authorization') != f'Bearer {TOKEN}':
-            return self.answer(401, dict(error='log in'))
-        for pattern, answer in ROUTES:
-            if match := pattern.fullmatch(request):
-                lines = [json.loads(line) for line in body.splitlines()] or [None]
-                body = lines if answer is Hub.commit else lines[0]
-                return self.answer(*answer(self.hub, body, *map(unquote, match.groups())))
-        match = FILE.fullmatch(request)
-        return self.file(*map(unquote, match.groups()), fault) if match else self.answer(404, {})
+            self.send(fault, dict(error=f'fault {fault}'))
+        elif self.command in ('POST', 'DELETE') and self.headers.get('Authorization') != f'Bearer {TOKEN}':
+            self.send(401, dict(error='log in'))
+        elif words[2:3] == ['resolve']:
+            self.send_file('/'.join(words[:2]), words[3], '/'.join(words[4:]), fault == 'cut')
+        else:
+            self.send(*self.hub.answer(self.command, words, [json.loads(line) for line in body.splitlines()]))
 
     do_HEAD = do_POST = do_DELETE = do_GET
 
-    def file(self, repo, revision, name, fault):
+    def send_file(self, repo, revision, name, cut):
         number = self.hub.number(repo, revision) if repo in self.hub.repos else None
         if number is None or name not in self.hub.repos[repo][number]:
-            return self.answer(404, {}, 'RepoNotFound' if number is None else 'EntryNotFound')
+            return self.send(404, {}, {'X-Error-Code': 'RepoNotFound' if number is None else 'EntryNotFound'})
         content = self.hub.repos[repo][number][name]
         etag = self.hub.etags.get(repo, git_blob(content))
-        self.send(200, content, {'X-Repo-Commit': f'{number:040x}', 'ETag': f'"{etag}"'}, fault == 'cut')
+        self.send(200, content, {'X-Repo-Commit': f'{number:040x}', 'ETag': f'"{etag}"'}, cut)
 
-    def answer(self, status, value, code=''):
-        self.send(status, json.dumps(value).encode(), {'X-Error-Code': code, 'Content-Type': 'application/json'})
-
-    def send(self, status, content, headers, cut=False):
+    def send(self, status, content, headers=(), cut=False):
+        content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        for name, value in {**headers, 'Content-Length': len(content)}.items():
+        for name, value in {'Content-Type': 'application/json', **dict(headers), 'Content-Length'': len(content)}.items():
             self.send_header(name, str(value))
         self.end_headers()
         if self.command != 'HEAD':
