@@ -117,8 +117,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def send(self, status, content, headers=(), cut=False):
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        for name, value in {'Content-Type': 'application/json', **dict(headers), 'Content-Length'': len(content)}.items():
-            self.send_header(name, str(value))
+        self.send_header('Content-Length', str(len(content)))
+        for name, value in {'Content-Type': 'application/json', **dict(headers)}.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != 'HEAD':
             self.wfile.write(content[:len(content) // 2] if cut else content)

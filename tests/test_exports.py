@@ -3,20 +3,19 @@ import pytest
 import timm
 import torch
 
-from tiny_nets import TINY
+from tiny_nets import SHALLOW
 
 onnxruntime = pytest.importorskip('onnxruntime')
 pytestmark = pytest.mark.slow
 
 # of the hierarchical nets one, for time
-EXPORTED = [name for name in TINY if name not in ('resvit_hier_cifar', 'san_pairwise_hier_cifar')]
-SHALLOW = dict(depths=(1, 1, 1, 1))  # dynamo takes its time for every block of a SAN
+EXPORTED = [name for name in SHALLOW if 'hier' not in name or name == 'sa_learned_content_hier_cifar']
 ONE_A_FAMILY = ['sa_quadratic_cifar', 'resvit_cifar', 'san_patchwise_cifar', 'resnet_tiny_cifar']
 
 
-def tiny(name, **kwargs):
+def shallow(name):
     torch.manual_seed(0)
-    return timm.create_model(name, **TINY[name], **kwargs).eval()
+    return timm.create_model(name, **SHALLOW[name]).eval()
 
 
 def images(n):
@@ -25,19 +24,18 @@ def images(n):
 
 @pytest.mark.parametrize('name', EXPORTED)
 def test_torchscript_based_onnx(name, tmp_path):
-    model, file = tiny(name), tmp_path / 'net.onnx'
+    model, file = shallow(name), tmp_path / 'net.onnx'
     torch.onnx.export(
         model, (images(2),), str(file), dynamo=False, input_names=['x'], dynamic_axes={'x': {0: 'batch'}})
     logits, = onnxruntime.InferenceSession(str(file)).run(None, {'x': images(5).numpy()})
     torch.testing.assert_close(torch.from_numpy(logits), model(images(5)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name,kwargs', [
-    ('sa_quadratic_cifar', {}), ('sa_learned_content_cifar', {}), ('resvit_cifar', {}), ('resnet_tiny_cifar', {}),
-    ('san_pairwise_cifar', SHALLOW)])
-def test_onnx_by_dynamo(name, kwargs, tmp_path):
+@pytest.mark.parametrize('name', [
+    'sa_quadratic_cifar', 'sa_learned_content_cifar', 'resvit_cifar', 'resnet_tiny_cifar', 'san_pairwise_cifar'])
+def test_onnx_by_dynamo(name, tmp_path):
     pytest.importorskip('onnxscript')
-    model, file = tiny(name, **kwargs), tmp_path / 'net.onnx'
+    model, file = shallow(name), tmp_path / 'net.onnx'
     torch.onnx.export(
         model, (images(2),), str(file), dynamo=True, input_names=['x'], verbose=False,
         dynamic_shapes={'x': {0: torch.export.Dim('batch', min=1)}})
@@ -47,7 +45,7 @@ def test_onnx_by_dynamo(name, kwargs, tmp_path):
 
 @pytest.mark.parametrize('name', ONE_A_FAMILY)
 def test_torch_export(name):
-    model = tiny(name)
+    model = shallow(name)
     program = torch.export.export(model, (images(2),), dynamic_shapes=({0: torch.export.Dim('batch', min=1)},))
     torch.testing.assert_close(program.module()(images(5)), model(images(5)))
 
@@ -55,7 +53,7 @@ def test_torch_export(name):
 @pytest.mark.parametrize('name', EXPORTED)
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_half_precision(name, dtype):
-    model = tiny(name)
+    model = shallow(name)
     wanted = model(images(2))
     error = (model.to(dtype)(images(2).to(dtype)).float() - wanted).abs().max()
     assert 0 < error < 4 * torch.finfo(dtype).eps * wanted.abs().max()

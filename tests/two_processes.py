@@ -6,7 +6,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import timm_selfconv  # noqa: F401  registers the nets
-from tiny_nets import TINY
+from tiny_nets import SHALLOW
 
 SIZES = dict(  # of images, which two processes take their time for
     sa_quadratic_cifar=8, sa_learned_content_cifar=8, resvit_cifar=8, resvit_hier_cifar=8, san_patchwise_cifar=32,
@@ -16,7 +16,7 @@ REPEATED = ('Block', 'BasicBlock', 'Bottleneck', 'Stage')
 
 def net(name):
     torch.manual_seed(0)
-    model = timm.create_model(name, **TINY[name], img_size=SIZES[name]).double()
+    model = timm.create_model(name, **SHALLOW[name], img_size=SIZES[name]).double()
     for p in model.parameters():
         if p.dim() == 1:
             torch.nn.init.normal_(p, 1., 0.3)  # norms of places would meet the kink of ReLU, where rounding decides
