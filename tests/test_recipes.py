@@ -58,14 +58,6 @@ def test_recipes_fit_train_py(recipe, train_py):
     assert load(recipe)['device_modules'] == ['timm_selfconv']
 
 
-@pytest.mark.parametrize('wrong', [
-    dict(learning_rate=0.1), dict(lr='1e-4'), dict(device_modules='timm_selfconv'), dict(epochs=3.5),
-    dict(amp=1), dict(epochs=True), dict(scale=0.5), dict(lr=[0.1]),
-])
-def test_what_train_py_would_take_wrongly_is_found(wrong, train_py):
-    assert list(misfits(wrong, train_py.parser)) == list(wrong)
-
-
 def test_commands_of_the_chapter_are_taken():
     spans = re.findall('`(recipes/.+?)`', (FOLDER / 'README.md').read_text())
     words = [shlex.split(span) for span in spans if 'model=' in span]

@@ -12,6 +12,12 @@ EVERY_KIND = [
     *((encoding, ('content',)) for encoding in ABSOLUTE)]
 
 
+def noise(*shape, dtype=torch.float64, seed=1):
+    """The same numbers in every dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
+
+
 def random_net(encoding='quadratic', terms=('position',), num_heads=4, seed=0, std=0.7, **kwargs):
     """A net in double precision whose parameters are nowhere near zero or symmetric."""
     torch.manual_seed(seed)

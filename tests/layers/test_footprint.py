@@ -7,16 +7,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from timm_selfconv.layers.footprint import WeightedSum, aggregate, footprint
-
-
-def images(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+from tiny_nets import noise
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize('batch', [2, 16])
 def test_footprints_and_their_sums_keep_their_dtype_under_autocast(dtype, batch):
-    x, weights = images(batch, 4, 5, 6).to(dtype), images(batch, 9, 2, 5, 6).to(dtype)
+    x, weights = noise(batch, 4, 5, 6).to(dtype), noise(batch, 9, 2, 5, 6).to(dtype)
     with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
         found = *footprint(x, 3), aggregate(x, weights, 3)
     with torch.no_grad():
@@ -27,9 +24,9 @@ def test_footprints_and_their_sums_keep_their_dtype_under_autocast(dtype, batch)
 @pytest.mark.parametrize('kernel_size,stride,dilation', [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 2, 1), (1, 3, 1)])
 def test_aggregation_against_torch_unfold_and_its_gradients(kernel_size, stride, dilation):
     """18 images in float64: more than go through the cache at a time."""
-    value = images(18, 6, 7, 6).requires_grad_()
+    value = noise(18, 6, 7, 6).requires_grad_()
     rows, cols = -(-7 // stride), -(-6 // stride)
-    weights = images(18, kernel_size ** 2, 3, rows, cols).requires_grad_()
+    weights = noise(18, kernel_size ** 2, 3, rows, cols).requires_grad_()
     sizes = kernel_size, stride, dilation
     padded = F.pad(value, (dilation * (kernel_size // 2),) * 4, mode='reflect')
     unfolded = F.unfold(padded, kernel_size, dilation, 0, stride).view(18, 2, 3, kernel_size ** 2, rows, cols)
@@ -45,7 +42,7 @@ def test_aggregation_against_torch_unfold_and_its_gradients(kernel_size, stride,
 
 
 def test_derivatives_of_aggregation():
-    value, weights = images(2, 2, 3, 4).requires_grad_(), images(2, 9, 1, 3, 4).requires_grad_()
+    value, weights = noise(2, 2, 3, 4).requires_grad_(), noise(2, 9, 1, 3, 4).requires_grad_()
     assert torch.autograd.gradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
     assert torch.autograd.gradgradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
     with pytest.raises(ValueError, match=r'\[2, 2, 3, 4\]: needs a height and width of at least 4'):

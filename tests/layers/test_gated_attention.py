@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from timm.models.convit import GPSA
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from held import LargestTensor
 from timm_selfconv.layers import GatedAttention
 from timm_selfconv.layers.gated_attention import positional_factors
 
@@ -81,24 +81,13 @@ def test_gradients_are_those_of_the_formula():
     assert float(layer.pos_proj.bias.grad.abs().max()) < 1e-12
 
 
-class Largest(TorchDispatchMode):
-    """How many numbers the largest tensor has that any operator made."""
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        tensors = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
-        self.numel = max([self.numel, *(t.numel() for t in tensors)])
-        return out
-
-
 def test_no_map_of_all_queries_and_keys_is_made_forward_or_backward():
     layer = random_layer(16, 12).float()
-    with Largest() as largest:
+    with LargestTensor() as largest:
         layer(torch.randn(1, 192, 6, requires_grad=True)).sum().backward()
     assert largest.numel < 192 * 192 / 2
     layer.fused_attn = False
-    with Largest() as largest:
+    with LargestTensor() as largest:
         layer(torch.randn(1, 192, 6))
     assert largest.numel >= 2 * 192 * 192
 

@@ -103,22 +103,6 @@ def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(name, kwa
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize('name,kwargs', [
-    ('sa_quadratic_cifar', dict()), ('sa_quadratic_cifar', ALL_TERMS), ('resvit_cifar', dict())])
-def test_depth_of_a_hierarchical_net_costs_nothing(name, kwargs, small_net, images):
-    kwargs = dict(kwargs, hierarchical=True)
-    shallow, deep = (small_net(name, depth=depth, **kwargs).eval() for depth in (2, 5))
-    deep.load_state_dict(shallow.state_dict())
-    x = images(1, 3, 32, 32)
-    features = deep.forward_intermediates(x, intermediates_only=True)
-    assert len(features) == len(deep.feature_info) == 5
-    torch.testing.assert_close(shallow.forward_intermediates(x, intermediates_only=True)[1], features[1])
-    assert not torch.allclose(features[1], features[4])
-    assert deep.prune_intermediate_layers([1]) == [1]
-    torch.testing.assert_close(deep.forward_intermediates(x, 1, intermediates_only=True)[0], features[1])
-    assert len(small_net(name, features_only=True, out_indices=(0, 4), depth=5, **kwargs)(x)) == 2
-
-
 @pytest.mark.parametrize('name,shape', [
     ('sa_quadratic_cifar', (2, 4, 4, 16)), ('resvit_cifar', (2, 4, 4, 16)), ('san_pairwise_hier_cifar', (2, 32, 8, 8))])
 def test_classifier_and_pooling_can_be_replaced_in_any_dtype(name, shape, small_net, images):

@@ -10,6 +10,7 @@ from timm.layers import resample_abs_pos_embed
 from timm_selfconv import fuse
 from timm_selfconv.layers import GatedAttention
 from timm_selfconv.models import FusedConVit
+from tiny_nets import noise
 
 SMALL = dict(img_size=64, embed_dim=8, depth=3, local_up_to_layer=2, num_classes=5)
 
@@ -28,15 +29,11 @@ def convit(name='convit_tiny', **kwargs):
     return model
 
 
-def pictures(*size):
-    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
 @pytest.mark.parametrize('name,kwargs', [
     ('convit_tiny', {}), ('convit_small', {}), ('convit_tiny', dict(qkv_bias=True, global_pool='avg')),
     ('convit_tiny', dict(use_pos_embed=False)), ('convit_base', dict(local_up_to_layer=3, embed_dim=4))])
 def test_logits_and_gradients_are_timms(name, kwargs):
-    model, x = convit(name, **kwargs).train(), pictures(64, 64)
+    model, x = convit(name, **kwargs).train(), noise(2, 3, 64, 64)
     fused = fuse(model)
     assert type(fused) is FusedConVit and fused.training and all(p.requires_grad for p in fused.parameters())
     logits = [net(x) for net in (fused, model)]
@@ -48,7 +45,7 @@ def test_logits_and_gradients_are_timms(name, kwargs):
 
 
 def test_dropout_drops_the_same_probabilities():
-    model, x = convit(attn_drop_rate=0.3, proj_drop_rate=0.2).train(), pictures(64, 64)
+    model, x = convit(attn_drop_rate=0.3, proj_drop_rate=0.2).train(), noise(2, 3, 64, 64)
     outs = []
     for net in (fuse(model), model):
         net.blocks[2].attn.fused_attn = False  # torch's own drops others
@@ -65,7 +62,7 @@ def test_full_size_in_float32():
 
 
 def test_weights_load_both_ways():
-    model, other, x = convit(), convit(num_classes=5), pictures(64, 64)
+    model, other, x = convit(), convit(num_classes=5), noise(2, 3, 64, 64)
     for p in other.parameters():
         p.data.mul_(0.9)
     fused = fuse(model)
@@ -83,7 +80,7 @@ def test_another_square_is_timms_net_of_that_size(size):
     larger.load_state_dict(state)
     fused = fuse(model)
     fused.set_input_size(size)
-    torch.testing.assert_close(fused(pictures(size, size)), larger(pictures(size, size)))
+    torch.testing.assert_close(fused(noise(2, 3, size, size)), larger(noise(2, 3, size, size)))
     assert model.patch_embed.img_size == (64, 64) and fused.pos_embed.requires_grad
 
 
@@ -93,7 +90,7 @@ def test_pictures_need_not_be_square():
     for block in model.blocks:
         block.attn.gating_param.data.fill_(1e4)  # position only
         block.attn.pos_proj.weight.data.copy_(torch.tensor([2., 0., -9e2]).expand(4, 3))
-    fused, x = fuse(model), pictures(64, 128)
+    fused, x = fuse(model), noise(2, 3, 64, 128)
     fused.set_input_size((64, 128))
     grid = fused.forward_intermediates(x, indices=[2], intermediates_only=True)[0]
     expected = [model.forward_intermediates(part, indices=[2], intermediates_only=True)[0] for part in x.chunk(2, -1)]
@@ -112,11 +109,11 @@ def test_position_embeddings_are_resampled_as_timm_does():
     assert timm.models._input.get_model_input_config(fused)['input_size'] == (3, 32, 96)
     with pytest.raises(ValueError, match=r'img_size=\(32, 90\): needs a height and a width that are multiples of 16'):
         fused.set_input_size((32, 90))
-    assert fused(pictures(32, 96)).shape == (2, 5)
+    assert fused(noise(2, 3, 32, 96)).shape == (2, 5)
 
 
 def test_the_net_is_left_alone_and_the_copy_is_one():
-    model, x = convit(), pictures(64, 64)
+    model, x = convit(), noise(2, 3, 64, 64)
     state, fused = copy.deepcopy(model.state_dict()), fuse(model)
     for p in fused.parameters():
         p.data.zero_()

@@ -95,7 +95,3 @@ def test_attention_extract_sees_the_maps(name, images, explicit_maps):
         torch.testing.assert_close(list(hooked.values()), list(traced.values()))
     with pytest.raises(RuntimeError, match='No node names'):
         AttentionExtract(fused, method='fx')
-
-
-def test_weight_decay_skips_the_positions():
-    assert timm.create_model('resvit_hier_cifar', **SMALL).no_weight_decay() == {'pos_embed'}

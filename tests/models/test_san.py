@@ -133,13 +133,6 @@ def test_all_parameters_have_gradients_and_unused_keys_zero(name, images):
     assert used.abs().max() > 0 and unused.abs().max() == 0
 
 
-def test_passes_of_shared_bottlenecks_cost_what_is_their_own_alone(images):
-    four, six = (small('san_patchwise_hier_cifar', channels=(32,) * n, depths=(2,) * n) for n in (4, 6))
-    own = 32 * 32 + 2 * 32
-    assert sum(p.numel() for p in six.parameters()) == sum(p.numel() for p in four.parameters()) + 2 * own
-    assert len(six.forward_intermediates(images(1, 3, 4, 4), intermediates_only=True)) == 6
-
-
 @pytest.mark.parametrize('name', NAMES)
 def test_statistics_fit_the_passes_they_were_taken_in(name, images):
     """Eval gives what training gave, up to the bias of the variance, once the statistics have settled."""
@@ -151,14 +144,6 @@ def test_statistics_fit_the_passes_they_were_taken_in(name, images):
     trained = model(x)
     evaluated = model.eval()(x)
     assert (evaluated - trained).norm() < 0.02 * trained.norm()
-    if 'hier' in name:  # one set for all passes would not
-        for norm in model.modules():
-            if isinstance(norm, PassBatchNorm2d):
-                for name in ('running_mean', 'running_var'):
-                    mean = torch.stack([getattr(statistics, name) for statistics in norm.passes]).mean(0)
-                    for statistics in norm.passes:
-                        getattr(statistics, name).copy_(mean)
-        assert (model(x) - trained).norm() > 0.1 * trained.norm()
 
 
 @pytest.mark.parametrize('name', HIERARCHICAL)

@@ -3,7 +3,6 @@ import sys
 import pytest
 import timm
 import torch
-from timm.optim import param_groups_weight_decay
 from timm.utils import AttentionExtract
 
 import timm_selfconv
@@ -94,15 +93,3 @@ def test_a_training_step_keeps_a_third_of_what_operators_keep(images):
     plain, expected = saved_bytes(model, x)
     assert 3 * kept < plain
     torch.testing.assert_close(out, expected)
-
-
-def test_weight_decay_skips_centres_and_spreads():
-    model = timm.create_model('sa_quadratic_gen_cifar', **SMALL)
-    skipped = model.no_weight_decay()
-    assert len(skipped) == 6 and skipped <= {n for n, _ in model.named_parameters()}
-    groups = param_groups_weight_decay(model, 0.1, no_weight_decay_list=skipped)
-    plain = {id(p) for group in groups if group['weight_decay'] == 0 for p in group['params']}
-    assert id(model.blocks[0].attn.value.weight) not in plain
-    for i in range(3):
-        assert id(model.blocks[i].attn.encoding.centers) in plain
-        assert id(model.blocks[i].attn.encoding.spreads) in plain

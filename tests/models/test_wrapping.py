@@ -7,7 +7,7 @@ from timm.utils import ModelEmaV3
 from torch.func import functional_call
 
 from lora import Lora
-from tiny_nets import SHALLOW
+from tiny_nets import SHALLOW, noise
 
 
 def net(name):
@@ -19,10 +19,6 @@ def net(name):
     return model
 
 
-def images():
-    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
 def adaptable(module):
     return isinstance(module, nn.Linear) or (
         isinstance(module, nn.Conv2d) and (*module.kernel_size, *module.stride) == (1, 1, 1, 1))
@@ -31,7 +27,7 @@ def adaptable(module):
 @pytest.mark.parametrize('name', SHALLOW)
 def test_adapters_on_every_linear_map(name):
     """Logits and gradients are those of the net whose weights hold what the adapters add."""
-    plain, model, x = net(name), net(name), images()
+    plain, model, x = net(name), net(name), noise(2, 3, 16, 16)
     adapters = {n: Lora(module) for n, module in model.named_modules() if adaptable(module)}
     for n, adapter in adapters.items():
         model.set_submodule(n, adapter)
@@ -53,7 +49,7 @@ def test_adapters_on_every_linear_map(name):
 @pytest.mark.parametrize('name', SHALLOW)
 def test_logits_follow_parameters(name):
     """Those of one call, and those that an average or a step writes: nothing is kept of the ones before."""
-    model, other, x = net(name), net(name), images()
+    model, other, x = net(name), net(name), noise(2, 3, 16, 16)
     with torch.no_grad():
         for p in other.parameters():
             p.mul_(1.1).add_(0.01)

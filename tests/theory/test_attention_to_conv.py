@@ -11,6 +11,7 @@ from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.models import SelfAttentionNet
 from timm_selfconv.theory import attention_to_conv, head_kernels, reparameterizable
 from timm_selfconv.theory.conv_to_attention import conv_to_attention
+from tiny_nets import noise
 
 ENCODINGS = ['quadratic', 'quadratic_gen', 'learned']
 
@@ -29,10 +30,6 @@ def place_heads(attn, centers, spreads):
         attn.encoding.centers.copy_(torch.tensor(centers))
         attn.encoding.spreads.copy_(torch.tensor(spreads))
     return attn
-
-
-def inputs(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
 def channels_last(conv, x):
@@ -76,7 +73,7 @@ def test_sharp_heads_are_a_convolution_at_the_border_too(centers, height, width,
     """Lemma 2's heads pick one pixel; where it would be outside, the nearest inside: 'replicate'."""
     attn = place_heads(make_layer(seed=seed), centers, [30.] * 3)
     conv, report = attention_to_conv(attn, grid_size=(height, width))
-    x = inputs(2, height, width, 4)
+    x = noise(2, height, width, 4)
     torch.testing.assert_close(channels_last(conv, x), attn(x))
     assert conv.kernel_size == report.kernel_size == (1 + 2 * max(abs(c) for d in centers for c in d),) * 2
     assert report.mass == pytest.approx((1.,) * 3) and report.border_error in (None, pytest.approx(0., abs=1e-9))
@@ -84,7 +81,7 @@ def test_sharp_heads_are_a_convolution_at_the_border_too(centers, height, width,
 
 def test_the_report_is_what_one_measures_oneself():
     attn = make_layer()
-    x = inputs(3, 9, 7, 4)
+    x = noise(3, 9, 7, 4)
     conv, report = attention_to_conv(attn, (5, 3), inputs=x)
     for head in range(3):
         pattern = softmax_over(attn, head, 17, 13)  # all offsets between two pixels of 9 x 7
@@ -108,7 +105,7 @@ def test_the_report_is_what_one_measures_oneself():
 def test_learned_layers_are_read_at_the_central_query():
     attn = make_layer('learned', grid_size=(9, 7))
     conv, report = attention_to_conv(attn, (9, 7))
-    x = inputs(2, 9, 7, 4)
+    x = noise(2, 9, 7, 4)
     torch.testing.assert_close(channels_last(conv, x)[:, 4, 3], attn(x)[:, 4, 3])
     assert report.mass == pytest.approx((1.,) * 3)
     assert attention_to_conv(make_layer('learned', grid_size=(8, 6)), (7, 5))[1].mass == pytest.approx((1.,) * 3)
@@ -180,7 +177,7 @@ def test_attention_that_was_a_convolution_and_blurred_since():
     with torch.no_grad():
         attn.spreads.copy_(torch.tensor([0.8, 1.2, 3.]))
         attn.centers[:, 0] += torch.tensor([0.2, 0., 1.5])
-    x = inputs(2, 2, 9)
+    x = noise(2, 2, 9)
     conv, report = attention_to_conv(attn, inputs=x)
     expected = torch.zeros(3, 2, 3, dtype=torch.float64)
     for head, (spread, center) in enumerate(((0.8, -0.8), (1.2, 0.), (3., 2.5))):
@@ -206,7 +203,7 @@ def make_net(encoding='quadratic', **kwargs):
 @pytest.mark.parametrize('attn_proj', [True, False])
 def test_timm_reparameterizes_a_net(encoding, attn_proj):
     net = make_net(encoding, attn_proj=attn_proj)
-    x = inputs(2, 3, 12, 12, dtype=torch.float32)
+    x = noise(2, 3, 12, 12, dtype=torch.float32)
     marked = reparameterizable(net, kernel_size=3)
     torch.testing.assert_close(marked(x), net(x), rtol=0, atol=0)
     convs = reparameterize_model(marked)
@@ -223,7 +220,7 @@ def test_timm_reparameterizes_a_net(encoding, attn_proj):
         expected = block.norm1(expected + channels_last(conv, expected))
         expected = block.norm2(expected + block.mlp(expected))
     torch.testing.assert_close(convs.forward_features(x), expected)
-    layer, y = convs.blocks[0].attn, inputs(2, 6, 6, 8, dtype=torch.float32)
+    layer, y = convs.blocks[0].attn, noise(2, 6, 6, 8, dtype=torch.float32)
     torch.testing.assert_close(torch.jit.script(layer)(y), layer(y))
     convs.train()(x).sum().backward()
     assert all(p.grad is not None for p in convs.parameters())
@@ -235,7 +232,7 @@ def test_hierarchical_nets_share_one_convolution():
     conv, _ = attention_to_conv(net.blocks[0].attn, 5)
     torch.testing.assert_close(convs.blocks[0].attn.conv.weight, conv.weight)
     assert convs.depth == 2 and len(convs.blocks) == 1
-    assert convs(inputs(2, 3, 12, 12, dtype=torch.float32)).shape == (2, 10)
+    assert convs(noise(2, 3, 12, 12, dtype=torch.float32)).shape == (2, 10)
 
 
 def test_the_grid_follows_the_image_size():

@@ -13,13 +13,10 @@ from held import LargestTensor
 from timm_selfconv.layers import SelfAttention2d, conv_attention
 from timm_selfconv.layers.kernels import map_attention
 from timm_selfconv.theory import attention_to_conv, conv_to_attention
+from tiny_nets import noise
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 MODES = ['zeros', 'reflect', 'replicate', 'circular']
-
-
-def randn(*shape, dtype=torch.float64, seed=1):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def make_conv(dims=2, in_channels=3, out_channels=4, kernel_size=3, dtype=torch.float64, seed=0, **kwargs):
@@ -62,7 +59,7 @@ def convolutions(draw):
 @given(convolutions(), st.sampled_from([(torch.float64, 1e-14), (torch.float32, 1e-5)]))
 def test_attention_is_the_convolution_and_becomes_it_again(case, precision):
     (conv, shape), (dtype, tolerance) = case, precision
-    conv, x = conv.to(dtype), randn(*shape, dtype=dtype)
+    conv, x = conv.to(dtype), noise(*shape, dtype=dtype)
     attention = conv_to_attention(conv)
     assert_equal_up_to(tolerance, attention(x), conv(x))
     back, report = attention_to_conv(attention)
@@ -77,7 +74,7 @@ def test_attention_is_the_convolution_and_becomes_it_again(case, precision):
 def test_half_precision_is_exact_to_its_rounding(dtype, in_channels, out_channels):
     """Many heads add no error."""
     conv = make_conv(2, in_channels, out_channels, 7, dtype, padding=3, stride=2)
-    x = randn(2, in_channels, 20, 18, dtype=dtype)
+    x = noise(2, in_channels, 20, 18, dtype=dtype)
     attention = conv_to_attention(conv)
     expected = copy.deepcopy(conv).double()(x.double())
     assert attention.centers.dtype == attention(x).dtype == dtype
@@ -109,12 +106,12 @@ def test_soft_heads_are_equations_8_and_9(dims, kernel_size, stride, dilation, s
     conv = make_conv(dims, 4, 6, kernel_size, stride=stride, dilation=dilation, padding=1, groups=2)
     attention = conv_to_attention(conv)
     with torch.no_grad():
-        attention.centers.add_(randn(*attention.centers.shape))
-        attention.spreads.copy_(0.3 + randn(attention.num_heads).abs())
+        attention.centers.add_(noise(*attention.centers.shape))
+        attention.spreads.copy_(0.3 + noise(attention.num_heads).abs())
         maps = dense_maps(attention, [n + 2 for n in size])
         torch.testing.assert_close(attention.attention_probs(size), maps)
 
-        x = randn(2, 4, *size)
+        x = noise(2, 4, *size)
         values = torch.einsum(
             'hgdc,bgcn->hbgdn', attention.value_weight.view(-1, 2, 3, 2),
             F.pad(x, [1] * 2 * dims).reshape(2, 2, 2, -1)).flatten(2, 3)
@@ -145,7 +142,7 @@ def test_maps_of_few_keys_compute_what_factors_do(size, out_channels, monkeypatc
 def test_content_begins_at_nothing_and_is_equation_8():
     torch.manual_seed(0)
     conv = make_conv(2, 3, 4, (3, 2), stride=(2, 1), padding=1, dilation=(1, 2))
-    x, alone, attention = randn(2, 3, 6, 7), conv_to_attention(conv, 2.), conv_to_attention(conv, 2., content=5)
+    x, alone, attention = noise(2, 3, 6, 7), conv_to_attention(conv, 2.), conv_to_attention(conv, 2., content=5)
     torch.testing.assert_close(attention(x), alone(x))
     nn.init.normal_(attention.query.weight)
     padded = F.pad(x, [1] * 4)
@@ -180,7 +177,7 @@ def test_gradients_of_all_parameters(in_channels, out_channels):
 
     assert names == ['centers', 'spreads', 'value_weight', 'bias']
     assert torch.autograd.gradcheck(
-        function, (randn(1, in_channels, 4, 5).requires_grad_(), *attention.parameters()))
+        function, (noise(1, in_channels, 4, 5).requires_grad_(), *attention.parameters()))
 
 
 def test_the_layer_of_the_zoo_is_a_convolution_too():
@@ -194,7 +191,7 @@ def test_the_layer_of_the_zoo_is_a_convolution_too():
         layer.encoding.spreads.copy_(attention.spreads)
         layer.value.weight.copy_(attention.value_weight.permute(1, 0, 2).reshape(4, 36))
         layer.value.bias.copy_(attention.bias)
-        x = randn(2, 4, 8, 6)
+        x = noise(2, 4, 8, 6)
 
         def layer_of(images):
             return layer(images.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -209,7 +206,7 @@ def test_the_layer_of_the_zoo_is_a_convolution_too():
 def test_no_more_than_a_few_outputs_are_held_at_a_time(in_channels, out_channels, groups):
     side = 96
     conv = make_conv(2, in_channels, out_channels, 7, torch.float32, padding=3, groups=groups)
-    x = randn(1, in_channels, side, side, dtype=torch.float32)
+    x = noise(1, in_channels, side, side, dtype=torch.float32)
     with LargestTensor() as largest, torch.no_grad():
         conv_to_attention(conv)(x)
     assert largest.numel <= max(4 * max(in_channels, out_channels) * (side + 6) ** 2, 2 ** 21) < side ** 4 / 10
@@ -217,9 +214,7 @@ def test_no_more_than_a_few_outputs_are_held_at_a_time(in_channels, out_channels
 
 def test_it_is_a_module_like_any_other():
     conv = make_conv(2, 4, 6, 3, torch.float32, stride=2, padding=1, groups=2, bias=False).eval()
-    attention, x = conv_to_attention(conv), randn(2, 4, 7, 7, dtype=torch.float32)
-    assert repr(attention) == (
-        'ConvAttention(4, 6, heads=9, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=2, bias=False)')
+    attention, x = conv_to_attention(conv), noise(2, 4, 7, 7, dtype=torch.float32)
     assert not attention.training and conv_to_attention(conv.train()).training
     other = conv_to_attention(make_conv(2, 4, 6, 3, torch.float32, 1, stride=2, padding=1, groups=2, bias=False))
     other.load_state_dict(attention.state_dict())
@@ -234,7 +229,7 @@ def test_meta_convolutions_become_meta_attention():
 
 def test_autocast():
     conv = make_conv(2, 16, 8, 3, torch.float32, padding=1)
-    attention, x = conv_to_attention(conv), randn(2, 16, 9, 9, dtype=torch.float32)
+    attention, x = conv_to_attention(conv), noise(2, 16, 9, 9, dtype=torch.float32)
     with torch.autocast('cpu', torch.bfloat16):
         got, expected = attention(x), conv(x)
         assert attention.axis_factors([9, 9])[0].dtype == torch.float32
@@ -245,7 +240,7 @@ def test_autocast():
 def test_it_compiles_in_one_graph(dynamic):
     attention = conv_to_attention(make_conv(2, 3, 8, 3, torch.float32, stride=2, padding=1))
     compiled = torch.compile(attention, backend='aot_eager', fullgraph=True, dynamic=dynamic)
-    x = randn(2, 3, 16, 12, dtype=torch.float32)
+    x = noise(2, 3, 16, 12, dtype=torch.float32)
     torch.testing.assert_close(compiled(x), attention(x))
     torch.testing.assert_close(*[
         torch.autograd.grad(f(x).square().sum(), [*attention.parameters()]) for f in (compiled, attention)])
@@ -294,7 +289,7 @@ def test_alpha_is_a_positive_number(alpha):
 @pytest.mark.parametrize('dtype,largest', [
     (torch.float16, 1e9), (torch.bfloat16, 8e37), (torch.float32, 8e37), (torch.float64, 4e307)])
 def test_huge_alpha_is_right_or_refused(dtype, largest):
-    conv, x = make_conv(dtype=dtype, padding=1), randn(2, 3, 5, 6, dtype=dtype)
+    conv, x = make_conv(dtype=dtype, padding=1), noise(2, 3, 5, 6, dtype=dtype)
     attention = conv_to_attention(conv, largest)
     out = attention(x)
     assert_equal_up_to(4 * torch.finfo(dtype).eps, out, conv(x))
@@ -313,4 +308,4 @@ def test_huge_alpha_is_right_or_refused(dtype, largest):
 ])
 def test_inputs_that_do_not_fit_are_named(shape, match):
     with pytest.raises(ValueError, match=match):
-        conv_to_attention(make_conv(dilation=2))(randn(*shape))
+        conv_to_attention(make_conv(dilation=2))(noise(*shape))

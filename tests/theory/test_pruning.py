@@ -1,11 +1,9 @@
 import copy
-import json
 
 import pytest
 import timm
 import torch
 from hypothesis import given, settings, strategies as st
-from timm.models import save_for_hf
 
 from timm_selfconv.theory import degenerate_heads, fuse, narrow_heads, precision_eigenvalues, prune_heads
 from timm_selfconv.weights.saving import save_folder
@@ -118,29 +116,6 @@ def test_what_a_net_is_stays():
     linear = pruned.blocks[2].attn.value
     assert linear.in_features == linear.weight.shape[1] == 8 * 8
     assert pruned.blocks[2].attn.query.out_features == 8 * 8
-
-
-def test_pruned_nets_script():
-    net = prune_heads(random_net('learned', ('content', 'content_position'), dtype=torch.float32), {0: [1]})
-    x = images(dtype=torch.float32)
-    torch.testing.assert_close(torch.jit.script(net)(x), net(x))
-
-
-@pytest.mark.parametrize('name', ['sa_quadratic_gen_cifar', 'sa_learned_content_tiny_cifar'])
-def test_timm_saves_and_loads_pruned_nets(name, tmp_path):
-    net = timm.create_model(name, embed_dim=8, mlp_dim=8, num_classes=3, img_size=16).eval()
-    pruned = prune_heads(net, {0: [8, 1], 5: [0]})
-    save_for_hf(pruned, tmp_path / 'pruned', safe_serialization=True)
-    config = json.loads((tmp_path / 'pruned' / 'config.json').read_text())
-    assert config['model_args']['num_heads'] == [7, 9, 9, 9, 9, 8]
-    x = images(16, torch.float32)
-    from_folder = timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True).eval()
-    torch.testing.assert_close(from_folder(x), pruned(x), rtol=0, atol=0)
-    overlay = dict(file=str(tmp_path / 'pruned' / 'model.safetensors'), num_classes=3)
-    from_file = timm.create_model(
-        name, pretrained=True, pretrained_cfg_overlay=overlay, embed_dim=8, mlp_dim=8, num_classes=3, img_size=16,
-        num_heads=(7, 9, 9, 9, 9, 8)).eval()
-    torch.testing.assert_close(from_file(x), pruned(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('heads,match', [

@@ -51,14 +51,6 @@ def test_weights_of_ones_own_need_none_that_ship(tmp_path):
         torch.testing.assert_close(loaded.state_dict(), model.state_dict())
 
 
-def test_saved_for_the_hub_and_loaded_from_a_folder(tmp_path, images):
-    model = timm.create_model('sa_quadratic_gen_pruned_cifar', embed_dim=8, depth=2, num_heads=(2, 3)).eval()
-    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
-    again = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
-    x = images(1, 3, 16, 16)
-    torch.testing.assert_close(again(x), model(x))
-
-
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
     """A weight file of the package, to be damaged."""

@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 from held import held_at_once, in_groups
 from saved import saved_bytes
-from timm_selfconv.layers import SelfAttention2d, explicit_maps
+from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.kernels import content, key_attention
 from timm_selfconv.layers.kernels.content import attend_to_keys
 
@@ -108,13 +108,3 @@ def test_what_a_step_keeps_is_linear_in_the_pixels(dtype, fused, monkeypatch):
         with in_groups(), torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
             kept.append(saved_bytes(layer(side, 256), x)[0])
     assert 3 * kept[0] < kept[1] <= 4.5 * kept[0]
-
-
-def test_explicit_maps_are_for_who_asks():
-    attn, x = layer(6), torch.randn(2, 6, 6, 64, requires_grad=True)
-    with in_groups():
-        kept, out = saved_bytes(attn, x)
-    with explicit_maps():
-        more, expected = saved_bytes(attn, x)
-    torch.testing.assert_close(out, expected)
-    assert more >= kept + 2 * 2 * 6 ** 4 * 4

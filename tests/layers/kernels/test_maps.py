@@ -6,7 +6,7 @@ from held import held_at_once, in_groups
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention
 from timm_selfconv.layers.kernels import positions
-from timm_selfconv.layers.kernels.positions import has_matrix_units, map_attention, maps_of_factors, side_by_side
+from timm_selfconv.layers.kernels.positions import map_attention, maps_of_factors, side_by_side
 
 
 def inputs(heads=3, queries=4, batch=3, height=2, width=3, channels=5, out_channels=2, seed=0):
@@ -77,15 +77,6 @@ def test_matrix_units_take_maps_of_small_grids(grid, channels, dtype, wanted, ma
     x, weight = (torch.ones(shape, dtype=dtype) for shape in ((1, *grid, channels), (1, 2 * channels)))
     separable_attention(rows, cols, x, weight, None)
     assert bool(seen) is wanted
-
-
-@pytest.mark.parametrize('capabilities', [{}, {'amx_bf16': False}, {'avx512_bf16': True}, None], ids=str)
-def test_no_other_processor_does(capabilities, monkeypatch):
-    if capabilities is None:  # an older torch, which cannot say
-        monkeypatch.delattr(torch.cpu, 'get_capabilities', raising=False)
-    else:
-        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: capabilities, raising=False)
-    assert has_matrix_units() is False
 
 
 @pytest.mark.parametrize('width', [4, 16])  # maps of 4 columns, factors of 16
