@@ -26,14 +26,6 @@ def test_bench_against_the_released_algorithm(capsys):
         (path, batch, 'bfloat16') for batch in (1, 2) for path in ('released algorithm', 'timm_selfconv')]
 
 
-def test_list_explains_its_marks(capsys):
-    main(['list'])
-    out = capsys.readouterr().out
-    assert out.count('*') > 1 and out.count('†') > 1 and out.endswith(
-        '\n* begun in the weights of another net; † learned from a teacher besides labels, or was begun in a net that '
-        'did\n')
-
-
 def test_list_and_tables_for_machines(capsys):
     main(['list', '--json'])
     rows = json.loads(capsys.readouterr().out)

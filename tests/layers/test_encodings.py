@@ -46,22 +46,6 @@ def test_absolute_encodings_check_their_size():
     assert learned(torch.zeros(1, 4, 5, 6)).shape == (1, 4, 5, 6)
 
 
-@given(sizes)
-def test_offsets_are_key_minus_query(size):
-    offsets = axis_offsets(size, torch.zeros(()))
-    for q in range(size):
-        for k in range(size):
-            assert offsets[q, k] == k - q
-
-
-def test_half_precision_parameters_are_scored_in_float32():
-    for dtype in (torch.float16, torch.bfloat16):
-        centers, precision = torch.randn(3).to(dtype), torch.rand(3).to(dtype)
-        scores = gaussian_axis_scores(centers, precision, 64)
-        assert scores.dtype == torch.float32
-        torch.testing.assert_close(scores, gaussian_axis_scores(centers.float(), precision.float(), 64))
-
-
 @given(st.integers(1, 6), sizes)
 def test_relative_table_looks_offsets_up(reach, size):
     table = torch.arange(-(reach - 1), reach).float()[:, None]  # the row of an offset holds the offset

@@ -103,11 +103,6 @@ def test_the_region_is_the_fewest_pixels_that_hold_the_share(height, width, gain
     assert inside.sum() >= mass - 1e-12 and inside[inside > inside.min()].sum() < mass
 
 
-def test_pixels_that_tie_are_inside_together():
-    assert figures.density_level(torch.full((2, 3), 1 / 6), 0.5) == pytest.approx(1 / 6)
-    assert figures.density_level(torch.tensor([[0.4, 0.25, 0.25, 0.1]]), 0.5) == pytest.approx(0.25)
-
-
 def test_drawn_lines_are_around_the_pixels_of_the_region():
     torch.manual_seed(0)
     maps = (3 * torch.randn(2, 4, 5, 20)).softmax(-1).view(2, 4, 5, 4, 5)

@@ -79,12 +79,9 @@ def test_teacher_and_origin_stand_wherever_an_accuracy_does(name):
 
 def test_where_weights_are_from_and_how_good_they_are():
     accuracy = weights.measured_accuracy('sa_learned_tiny_cifar')
-    learned, taught = map(weights.net_caption, ('sa_learned_tiny_cifar', 'sa_quadratic_cifar'))
+    learned = weights.net_caption('sa_learned_tiny_cifar')
     assert learned.endswith(f"{100 * accuracy:.1f} % of CIFAR-10's test images right")
-    assert 'epochs, ' in learned
-    assert weights.net_caption('san_patchwise_hier_cifar').startswith('from scratch, labels only, 1 epoch, ')
-    assert taught.startswith('taught by resnet18_cifar, ')
-    assert taught == weights.net_caption('sa_quadratic_cifar.dist_cifar10')
+    assert weights.net_caption('sa_quadratic_cifar') == weights.net_caption('sa_quadratic_cifar.dist_cifar10')
     assert weights.net_caption('sa_quadratic_cifar.cifar10') == 'its own weights'  # that tag has none
     assert weights.net_caption('sa_learned_tiny_cifar', 'folder/last.pth.tar') == 'weights of last.pth.tar'
     assert weights.net_caption('sa_learned_cifar', untrained=True) == 'untrained'

@@ -111,22 +111,3 @@ def test_a_training_step_keeps_no_more_than_the_input():
     plain, expected = saved_bytes(attn, x)
     assert plain > 18 * x.nbytes
     torch.testing.assert_close(out, expected)
-
-
-def test_tracers_transforms_and_compilers_see_operators():
-    tensors = inputs()
-    expected = by_the_map(*tensors)
-    rows, cols, x, weight, bias = tensors
-    traced = torch.jit.trace(separable_attention, tuple(t.detach() for t in tensors))
-    torch.testing.assert_close(traced(*tensors), expected)
-    mapped = torch.func.vmap(lambda image: separable_attention(rows, cols, image[None], weight, bias)[0])(x)
-    torch.testing.assert_close(mapped, expected)
-    _, tangent = torch.func.jvp(lambda x: separable_attention(rows, cols, x, weight, None), (x,), (x,))
-    torch.testing.assert_close(tangent, by_the_map(rows, cols, x, weight, None))
-    with torch.autograd.forward_ad.dual_level():
-        dual = separable_attention(rows, cols, torch.autograd.forward_ad.make_dual(x, x), weight, bias)
-        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
-    compiled = torch.compile(separable_attention, backend='eager', fullgraph=True)
-    torch.testing.assert_close(compiled(*tensors), expected)
-    graph = torch.fx.symbolic_trace(lambda r, c, x, w, b: separable_attention(r, c, x, w, b))
-    torch.testing.assert_close(graph(*tensors), expected)
