@@ -164,6 +164,7 @@ def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):
         main(['heads', 'sa_quadratic_tiny_cifar', '--untrained'])
 
 
+@pytest.mark.slow
 def test_libraries_say_nothing_beside_what_commands_print(little, folder, tmp_path):
     commands = [
         ['list'], ['tables'], ['classify', little, f'{folder}/test/3/0.png', '--fuse'], ['heads', little],
@@ -194,6 +195,7 @@ def test_a_file_size_limit_ends_in_one_line(command, checkpoint, folder, tmp_pat
     assert not [file for file in Path('out').rglob('*') if file.suffix in ('.safetensors', '.html', '.tmp')]
 
 
+@pytest.mark.slow
 def test_whoever_reads_may_stop_reading():
     for command in (['list'], ['tables', '--json'], ['--help']):
         process = subprocess.Popen(

@@ -18,6 +18,7 @@ from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import write_history
 
+pytestmark = pytest.mark.slow
 SMALL = dict(embed_dim=16, mlp_dim=8, depth=2, num_heads=3, img_size=(16, 24))
 MAPS = """async ([view, mean, image, query]) => {
     await ready;

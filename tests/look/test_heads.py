@@ -70,7 +70,7 @@ def test_any_image_size_and_number_of_channels():
     dict(encoding='learned', terms=('content_position',)), dict(encoding='absolute', terms=('content',)),
     dict(terms=('key_bias', 'position'))])
 def test_what_looks_at_content_needs_pictures(kwargs):
-    net = timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs)
+    net = timm.create_model('sa_quadratic_cifar', num_heads=2, **SMALL, **kwargs)
     with pytest.raises(ValueError, match='images: this net looks at content'):
         report_heads(net)
     assert len(report_heads(net, IMAGES)) == 2
@@ -93,7 +93,7 @@ def test_gates_of_convit_and_the_position_behind_them():
 
 def test_numbers_are_means_over_pictures():
     torch.manual_seed(0)
-    net = timm.create_model('sa_learned_content_cifar', **SMALL)
+    net = timm.create_model('sa_learned_content_cifar', num_heads=3, **SMALL)
     with torch.no_grad():
         for block in net.blocks:
             block.attn.query.weight.mul_(20.)  # sharp enough for pictures to matter

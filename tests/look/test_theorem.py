@@ -16,6 +16,7 @@ from timm_selfconv import cli
 from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.theory import conv_to_attention
 
+pytestmark = pytest.mark.slow
 GO = f"""async hash => {{
     if (location.hash !== '#' + hash) await new Promise(done => {{
         addEventListener('hashchange', done, {{ once: true }});

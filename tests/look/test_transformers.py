@@ -247,10 +247,12 @@ def table():
     return '\n'.join(["| timm's module | tried with | attention | read |", '|---|---|---|---|', *lines]) + '\n'
 
 
+@pytest.mark.slow
 def test_the_table_is_what_the_code_reads():
     assert table() in README.read_text()
 
 
+@pytest.mark.slow
 def test_the_table_has_all_modules_with_attention():
     """Of timm's others the first net has none."""
     known = {module(name) for name in (*READ, *REFUSED, *zoo_names())}

@@ -5,7 +5,7 @@ import torch
 from timm.models._features_fx import get_notrace_functions, get_notrace_modules
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-from tiny_nets import TINY
+from tiny_nets import SHALLOW
 
 # published sizes, to the digit
 PARAMETERS = {
@@ -35,18 +35,18 @@ def test_published_parameters_to_the_digit(name):
     assert sum(p.numel() for p in timm.create_model(name, device='meta').parameters()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize('name', TINY)
+@pytest.mark.parametrize('name', SHALLOW)
 def test_no_images_give_no_logits(name):
-    model, x = timm.create_model(name, **TINY[name]), torch.randn(0, 3, 32, 32)
+    model, x = timm.create_model(name, **SHALLOW[name]), torch.randn(0, 3, 32, 32)
     assert model.eval()(x).shape == (0, 10)
     assert model.train()(x).shape == (0, 10)
 
 
-@pytest.mark.parametrize('name', TINY)
+@pytest.mark.parametrize('name', SHALLOW)
 @pytest.mark.parametrize('grad', [True, False])
 def test_symbolic_traces_compute_the_same(name, grad):
     """As in timm's own test of fx, which runs in a process of its own; with and without a gradient."""
-    model, x = timm.create_model(name, **TINY[name]).eval(), torch.randn(2, 3, 32, 32)
+    model, x = timm.create_model(name, **SHALLOW[name]).eval(), torch.randn(2, 3, 32, 32)
     how = dict(
         leaf_modules=get_notrace_modules(), autowrap_functions=get_notrace_functions(), param_shapes_constant=True)
     with torch.set_grad_enabled(grad):
@@ -56,14 +56,14 @@ def test_symbolic_traces_compute_the_same(name, grad):
         torch.testing.assert_close(traced.eval()(x)[last[1]], model(x))
 
 
-@pytest.mark.parametrize('name', [name for name in TINY if 'resnet' not in name])
+@pytest.mark.parametrize('name', [name for name in SHALLOW if 'resnet' not in name])
 @pytest.mark.parametrize('feature_cls', ['hook', 'fx', 'list'])
 def test_features_that_would_be_left_out_are_refused(name, feature_cls):
     """Hooks see a shared module as one, and never a stage that is not called as a whole."""
     with pytest.raises(ValueError, match=f"feature_cls='{feature_cls}': {name} needs 'getter'"):
-        timm.create_model(name, features_only=True, feature_cls=feature_cls, **TINY[name])
+        timm.create_model(name, features_only=True, feature_cls=feature_cls, **SHALLOW[name])
 
 
 def test_sizes_that_leave_nothing_to_reflect_are_refused():
     with pytest.raises(ValueError, match='img_size=24: needs a height and width of at least 32'):
-        timm.create_model('san_patchwise_cifar', img_size=24, **TINY['san_patchwise_cifar'])
+        timm.create_model('san_patchwise_cifar', img_size=24, channels=(32,) * 4)

@@ -96,6 +96,7 @@ def test_what_goes_wrong_on_the_hub_is_one_line_and_the_next_time_goes_on(hub, p
     assert len(hub.repos[f'org/{ONE}']) == 2  # what had arrived is not sent twice
 
 
+@pytest.mark.slow
 def test_the_zoo_as_folders(tmp_path, publish, capsys):
     publish(*NETS, '--folder', str(tmp_path / 'zoo'))
     for name in NETS:

@@ -7,6 +7,7 @@ from held import in_groups
 from saved import saved_bytes
 from timm_selfconv.layers import TERMS, SelfAttention2d, TokenAttention
 
+pytestmark = pytest.mark.slow
 LAYERS = {
     'factors': lambda: SelfAttention2d(16, 9, encoding='learned', grid_size=(8, 8)),
     'maps': lambda: SelfAttention2d(16, 9, encoding='quadratic_gen'),
@@ -48,7 +49,6 @@ def test_a_step_gives_and_keeps_what_it_does_uncompiled(layer):
     assert 1 <= counter.frame_count <= 2
 
 
-@pytest.mark.slow
 def test_eval_of_two_batch_sizes_takes_one_more_compilation(layer):
     call, counter = compiled(layer.eval())
     with torch.no_grad():
