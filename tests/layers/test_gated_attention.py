@@ -1,23 +1,16 @@
 """Gated attention against its formula, written out for every query and key in float64."""
-import itertools
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from timm.models.convit import GPSA
 
+from head_maps import convit_position_maps
 from held import LargestTensor
 from timm_selfconv.layers import GatedAttention
 from timm_selfconv.layers.gated_attention import positional_factors
 
 sides = st.integers(1, 6)
-
-
-def position_maps(weight, height, width):
-    """Each head's softmax over all keys, shape (heads, H W, H W)."""
-    pixels = torch.tensor(list(itertools.product(range(height), range(width))), dtype=torch.float64)
-    d1, d2 = (pixels[None] - pixels[:, None]).unbind(-1)  # query before key
-    return torch.stack([(a * d2 + b * d1 + c * (d1 ** 2 + d2 ** 2)).softmax(-1) for a, b, c in weight])
 
 
 def random_layer(height, width, heads=2, dim=6, bias=True, gates=None, seed=0):
@@ -32,7 +25,7 @@ def random_layer(height, width, heads=2, dim=6, bias=True, gates=None, seed=0):
 
 def dense(layer, x):
     """The layer by its formula: each head's map is the gated sum of two softmaxes."""
-    position, out = position_maps(layer.pos_proj.weight, *layer.grid_size), []
+    position, out = convit_position_maps(layer.pos_proj.weight, *layer.grid_size), []
     query, key = layer.qk(x).chunk(2, -1)
     value, width = layer.v(x), x.shape[2] // layer.num_heads
     for h, gate in enumerate(layer.gating_param.sigmoid()):
@@ -49,7 +42,7 @@ def test_the_positional_softmax_is_a_product_of_two(height, width, weight):
     weight = torch.tensor(weight, dtype=torch.float64)
     rows, cols = positional_factors(weight, torch.ones(len(weight), dtype=torch.float64), height, width)
     torch.testing.assert_close(torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)]),
-                               position_maps(weight, height, width), rtol=1e-9, atol=1e-12)
+                               convit_position_maps(weight, height, width), rtol=1e-9, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=20)

@@ -5,9 +5,11 @@ from contextlib import contextmanager
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 import timm_selfconv
+from head_maps import convit_position_maps
 from timm_selfconv.look.attention_maps import footprint_weights, layer_names, looks_at_content, position_gates
 from timm_selfconv.look.explorer import describe_attention
 from timm_selfconv.look.transformers import LayerProbs
@@ -138,41 +140,33 @@ def test_maps_that_do_not_lie_on_a_plane_or_beside_a_transformers_are_refused():
             looks_at_content(model)
 
 
-@pytest.mark.parametrize('part', ['both', 'content', 'position'])
-def test_convit_and_its_parts(part):
-    """timm's maps are those that its dropout is given; the parts, by their formula, sum up to them."""
+def test_convit_and_its_parts():
+    """timm's maps are those that its dropout is given; the parts sum up to them, that of position by its formula."""
     torch.manual_seed(0)
     model = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=3, local_up_to_layer=2).eval()
     for block in model.blocks[:2]:
         torch.nn.init.normal_(block.attn.pos_proj.weight, std=0.5)
         torch.nn.init.normal_(block.attn.qk.weight, std=0.3)
         torch.nn.init.normal_(block.attn.gating_param)
-    images, probs = torch.randn(2, 3, 48, 48), []
-    maps = timm_selfconv.attention_maps(model, images, part)
-    for layer, fused in zip(maps, timm_selfconv.attention_maps(timm_selfconv.fuse(model), images, part)):
-        torch.testing.assert_close(layer, fused, rtol=1e-4, atol=1e-6)
+    images, wanted, maps = torch.randn(2, 3, 48, 48), [], {}
+    for part in ('both', 'content', 'position'):
+        maps[part] = timm_selfconv.attention_maps(model, images, part)
+        torch.testing.assert_close(
+            timm_selfconv.attention_maps(timm_selfconv.fuse(model), images, part), maps[part], rtol=1e-4, atol=1e-6)
     for block in model.blocks:
-        block.attn.attn_drop.register_forward_hook(lambda _, args, out: probs.append(out))
+        block.attn.attn_drop.register_forward_hook(lambda _, args, out: wanted.append(out))
     model(images)
-    probs[2] = probs[2][..., 1:, 1:] / probs[2][..., 1:, 1:].sum(-1, keepdim=True)
-    assert len(maps) == (3 if part == 'both' else 2) and maps[0].shape == (2, 4, 3, 3, 3, 3)
-    if part == 'position':
-        d = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(3), indexing='ij'), -1).flatten(0, 1)
-        d = d[None] - d[:, None]
-        offsets = torch.stack([d[..., 1], d[..., 0], d.square().sum(-1)], -1).float()
-    for layer, probs_of_layer, block, gate in zip(maps, probs, model.blocks, position_gates(model)):
-        layer = layer.flatten(4).flatten(2, 3)
-        if part == 'both':
-            torch.testing.assert_close(layer, probs_of_layer, rtol=1e-4, atol=1e-6)
-        elif part == 'position':
-            expected = (offsets @ block.attn.pos_proj.weight.T).softmax(1).permute(2, 0, 1)
-            torch.testing.assert_close(layer, expected.expand(2, -1, -1, -1), rtol=1e-4, atol=1e-6)
-        else:
-            gate = torch.tensor(gate)[:, None, None]
-            other = timm_selfconv.attention_maps(model, images, 'position')[0 if block is model.blocks[0] else 1]
-            total = (1 - gate) * layer + gate * other.flatten(4).flatten(2, 3)
-            torch.testing.assert_close(total, probs_of_layer, rtol=1e-4, atol=1e-6)
-    assert position_gates(model)[2] is None
+    wanted[2] = wanted[2][..., 1:, 1:] / wanted[2][..., 1:, 1:].sum(-1, keepdim=True)  # of patches only
+    for layer, expected in zip(maps['both'], wanted, strict=True):
+        torch.testing.assert_close(layer.flatten(4).flatten(2, 3), expected, rtol=1e-4, atol=1e-6)
+    gates = position_gates(model)
+    assert len(maps['content']) == 2 and gates[2] is None
+    for content, position, expected, block, gate in zip(
+            maps['content'], maps['position'], wanted, model.blocks, map(torch.tensor, gates[:2])):
+        content, position, gate = *(m.flatten(4).flatten(2, 3) for m in (content, position)), gate[:, None, None]
+        by_formula = convit_position_maps(block.attn.pos_proj.weight, 3, 3).expand_as(position)
+        torch.testing.assert_close(position, by_formula, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close((1 - gate) * content + gate * position, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_parts_are_of_gated_attention():
@@ -213,7 +207,7 @@ def test_looks_at_content(name, answer):
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
 @pytest.mark.parametrize('hierarchical', [False, True])
 def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
-    """Each output pixel is the sum over its 3 x 3 footprint, border reflected, in float64 loops."""
+    """Each output pixel is the sum over its 3 x 3 footprint, border reflected, in float64."""
     torch.manual_seed(0)
     kwargs = dict(channels=(32, 32), depths=(1, 1), kind=kind, hierarchical=hierarchical)
     model = timm.create_model('san_pairwise_cifar', **kwargs).eval().double()
@@ -229,15 +223,9 @@ def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
         assert w.shape == (1, layer.num_maps, height, width, 3, 3)
         assert torch.allclose(w.sum((-2, -1)), torch.ones(()).double()) == (kind == 'pairwise')
         value = layer.qvk(x)[0, layer.query_dim:layer.query_dim + layer.value_dim]
-        for i, j in [(0, 0), (height - 1, 1), (height // 2, width - 1)]:
-            total = torch.zeros(layer.value_dim).double()
-            for di in (-1, 0, 1):
-                for dj in (-1, 0, 1):
-                    row = abs(i + di) if i + di < height else 2 * (height - 1) - (i + di)
-                    col = abs(j + dj) if j + dj < width else 2 * (width - 1) - (j + dj)
-                    for c in range(layer.value_dim):
-                        total[c] += w[0, c % layer.num_maps, i, j, di + 1, dj + 1] * value[c, row, col]
-            torch.testing.assert_close(out[0, :, i, j].detach(), total.detach())
+        padded = F.pad(value, (1,) * 4, mode='reflect').unfold(1, height, 1).unfold(2, width, 1)  # c, di, dj, H, W
+        shared = w[0].repeat(layer.value_dim // layer.num_maps, 1, 1, 1, 1)  # channel c has map c % num_maps
+        torch.testing.assert_close(out[0], torch.einsum('cabij,cijab->cij', padded, shared))
 
 
 class Elsewhere(torch.Tensor):

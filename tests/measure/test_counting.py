@@ -44,15 +44,13 @@ def content_position(heads):
     ('sa_learned_cifar', (9,) * 6, separable, '6.2B'),
     ('sa_quadratic_gen_cifar', (9,) * 6, explicit, '6.2B'),
     ('sa_quadratic_gen_pruned_cifar', (7, 5, 8, 7, 3, 9), explicit, '4.9B'),
-    ('sa_quadratic_h16_cifar', (16,) * 6, separable, None),
 ])
 def test_position_only_nets_by_hand(name, heads, fused, published):
     counts = count(timm.create_model(name))
     assert counts.linear_conv_flops == net([layer(h) for h in heads])
     assert counts.dense_flops == net([layer(h) + explicit(h) for h in heads])
     assert counts.flops == net([layer(h) + fused(h) for h in heads])
-    if published:
-        assert f'{counts.linear_conv_flops / 1e9:.1f}B' == published
+    assert f'{counts.linear_conv_flops / 1e9:.1f}B' == published
 
 
 def test_content_net_by_hand():
@@ -103,6 +101,7 @@ def test_nets_of_every_family_are_counted_whole(name, kwargs):
         assert counts.dense_flops == dispatched(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['resnet50', 'mobilenetv3_small_100', 'swin_tiny_patch4_window7_224'])
 def test_nets_of_timm_are_counted_whole(name):
     model = timm.create_model(name)

@@ -236,6 +236,7 @@ def test_autocast():
     assert_equal_up_to(2 * torch.finfo(torch.bfloat16).eps, got, expected)
 
 
+@pytest.mark.slow
 def test_it_compiles_in_one_graph():
     attention = conv_to_attention(make_conv(2, 3, 8, 3, torch.float32, stride=2, padding=1))
     compiled = torch.compile(attention, backend='aot_eager', fullgraph=True, dynamic=True)

@@ -44,6 +44,7 @@ def convolutions(model):
     return [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name,size,convs,heads', [
     ('resnet18', 64, 20, 49 + 16 * 9 + 3),
     ('resnet18_cifar', 32, 20, 17 * 9 + 3),
@@ -64,6 +65,7 @@ def test_nets_stay_the_same_function(name, size, convs, heads):
     assert report.parameters_after == report.parameters_before + 3 * report.heads  # a centre and a spread a head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('build,size', [
     (lambda: torchvision.models.shufflenet_v2_x0_5(weights=None), (3, 64, 64)),
     (lambda: torchvision.models.video.r3d_18(weights=None), (3, 4, 32, 32)),  # Conv3d, by subclasses of it
@@ -178,16 +180,10 @@ def test_tf_same_padding_follows_the_input():
         conv_to_attention(conv)
 
 
-class TwiceTheWeight(nn.Module):
-    """Two modules, one weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(self.first(x))
+def twice_the_weight():
+    net = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+    net[1].weight = net[0].weight
+    return net
 
 
 @pytest.mark.parametrize('build,match', [
@@ -196,7 +192,7 @@ class TwiceTheWeight(nn.Module):
     (lambda: timm.create_model('efficientnet_cc_b0_4e'), 'convolves by functions.*blocks.4.0.conv_pw'),
     (lambda: timm.create_model('resnetblur18'), r'convolves by functions.*in maxpool\.1, layer2\.0\.aa'),
     (lambda: nn.Sequential(nn.Conv2d(3, 3, 3), nn.ConvTranspose2d(3, 3, 3)), "'1': conv=ConvTranspose2d: needs an"),
-    (TwiceTheWeight, "convolution 'first' shares parameters"),
+    (twice_the_weight, "convolution '0' shares parameters"),
     (nn.Flatten, 'model=Flatten: has no convolutions'),
 ])
 def test_what_would_not_be_the_same_net_is_refused(build, match):

@@ -143,6 +143,7 @@ def test_inference_mode_leaves_nothing_that_autograd_cannot_use(images):
     assert x.grad is not None
 
 
+@pytest.mark.slow
 def test_compiled_nets_keep_their_own_factors(images):
     x = images(2, 3, 16, 16)
     for seed in (0, 1):

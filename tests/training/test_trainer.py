@@ -116,6 +116,7 @@ def test_erasing_is_timms_in_distribution():
     assert torch.equal(boxes, ours.sum((1, 2)))
 
 
+@pytest.mark.slow
 def test_each_image_size_is_a_graph_without_symbolic_shapes(tmp_path, run):
     images = []
 
