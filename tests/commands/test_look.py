@@ -35,16 +35,6 @@ def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, fold
     assert '0.png' in out and 'probability' in out and "one of CIFAR-10's ten classes: airplane," in out
 
 
-@pytest.mark.parametrize('fuse', [['--fuse'], ['--fuse', '1e-4']], ids=str)
-def test_fused_nets_classify_alike(checkpoint, folder, capsys, fuse):
-    command = ['classify', 'sa_quadratic_tiny_cifar', f'{folder}/test/3/0.png', '--checkpoint', checkpoint]
-    for options in ([], fuse):
-        main([*command, '--json', *options])
-    out = capsys.readouterr().out
-    plain, fused = (json.loads(part + ']')[0] for part in out.split(']')[:2])
-    assert plain['class'] == fused['class'] and fused['probability'] == pytest.approx(plain['probability'], abs=1e-3)
-
-
 def test_heads(checkpoint, capsys):
     command = ['heads', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--kernel-size', '5']
     main([*command, '--json'])

@@ -72,12 +72,6 @@ def test_attention_extract_sees_the_maps(name, images, explicit_maps):
         torch.testing.assert_close(seen.expand(2, -1, -1, -1), expected.flatten(4).flatten(2, 3))
 
 
-@pytest.mark.parametrize('name', ['sa_quadratic_tiny_cifar', 'sa_learned_content_tiny_cifar'])
-def test_attention_extract_raises_where_a_fused_path_hides_the_map(name):
-    with pytest.raises(RuntimeError, match='No node names'):
-        AttentionExtract(timm.create_model(name), method='fx')
-
-
 def test_a_hierarchical_net_has_one_number_of_heads():
     with pytest.raises(ValueError, match=r'num_heads=\(3, 3\): needs one number'):
         timm.create_model('sa_quadratic_cifar', hierarchical=True, **dict(SMALL, num_heads=(3, 3)))

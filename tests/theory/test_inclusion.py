@@ -1,5 +1,4 @@
 import pytest
-import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
@@ -7,8 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from timm_selfconv import attention_maps
 from timm_selfconv.layers import RELATIVE, TERMS
-from timm_selfconv.theory import include, prune_heads
-from timm_selfconv.weights.saving import save_folder, save_weights
+from timm_selfconv.theory import include
 from tiny_nets import EVERY_KIND, random_net
 
 CONTENT = ('content', 'content_position')
@@ -105,14 +103,6 @@ def test_a_net_with_no_name_gives_its_sizes_to_one():
     assert_same_function(include(net, 'sa_learned_content_cifar'), net, images(32, 32))
 
 
-def test_pruned_nets_are_in_fuller_ones():
-    net = make_net('quadratic_gen', num_heads=4)
-    pruned = prune_heads(net, {0: [2], 1: [3, 0]})
-    fuller = include(pruned, net)
-    assert fuller.num_heads == (4, 4)
-    assert_same_function(fuller, pruned, images())
-
-
 def test_hierarchical_nets_that_know_positions_alone_are_in_plain_ones():
     shared = make_net('learned', hierarchical=True, depth=3)
     assert_same_function(include(shared, make_net('learned', CONTENT, depth=3)), shared, images())
@@ -143,18 +133,6 @@ def test_everything_learns_after_two_steps(encoding, terms):
         if name.endswith(('query.weight', 'key.weight', 'value.weight')):
             heads = parameter.grad.unflatten(1 if 'value' in name else 0, (4, -1)).abs()
             assert heads.movedim(1 if 'value' in name else 0, 0).flatten(1).amax(1).min() > 0, name
-
-
-def test_a_float16_file_keeps_the_logits(tmp_path):
-    net = timm.create_model('sa_quadratic_tiny_cifar', pretrained=True).eval()
-    rich = include(net, 'sa_learned_content_tiny_cifar')
-    save_folder(rich, tmp_path / 'whole')
-    save_weights(rich, tmp_path / 'half.safetensors')
-    x = images(32, 32).float()
-    again = timm.create_model(f"local-dir:{tmp_path / 'whole'}", pretrained=True).eval()
-    torch.testing.assert_close(again(x), rich(x), rtol=0, atol=0)
-    again.load_state_dict(safetensors.torch.load_file(tmp_path / 'half.safetensors'))
-    torch.testing.assert_close(again(x), net(x), rtol=0, atol=5e-3)  # of logits of size 4
 
 
 @pytest.mark.parametrize('kwargs,match', [

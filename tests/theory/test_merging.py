@@ -135,12 +135,6 @@ def test_nothing_else_changes_and_timm_saves_it(tmp_path):
     torch.testing.assert_close(rich.eval()(x), merged(x), rtol=1e-4, atol=1e-4)
 
 
-def test_all_heads_may_stay():
-    net = make_net()
-    merged, report = merge_heads(net, (4, 4), images(2))
-    assert report == [] and torch.equal(merged(images(2)), net(images(2)))
-
-
 @pytest.mark.parametrize('num_heads,x,match', [
     ((2,), images(2), r'num_heads=\(2,\): needs one number for each layer, from 1 to \(4, 4\)'),
     ((0, 4), images(2), 'num_heads='),

@@ -41,15 +41,19 @@ def budget(request):
         yield
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 @given(
     st.integers(1, 4), st.integers(0, 4), st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    st.tuples(st.integers(1, 6), st.integers(1, 6)), st.integers(1, 2 ** 12), st.booleans())
-def test_groups_of_any_size_equal_the_map(heads, batch, keys, queries, nbytes, biased):
+    st.tuples(st.integers(1, 6), st.integers(1, 6)), st.integers(1, 2 ** 12), st.booleans(),
+    st.sets(st.integers(0, 3), max_size=3))
+def test_groups_of_any_size_equal_the_map(heads, batch, keys, queries, nbytes, biased, frozen):
+    """Whichever gradients are wanted."""
     tensors = inputs(heads, batch, *keys, queries=queries)
     tensors = tensors if biased else [*tensors[:-1], None]
     grad = torch.randn(batch, *queries, 2, dtype=torch.float64)
-    wanted = [t for t in tensors if t is not None]
+    for i in frozen:
+        tensors[i].requires_grad_(False)
+    wanted = [t for t in tensors if t is not None and t.requires_grad]
     with held_at_once(nbytes):
         out, expected = separable_attention(*tensors), by_the_map(*tensors)
         torch.testing.assert_close(out, expected)
@@ -59,17 +63,6 @@ def test_groups_of_any_size_equal_the_map(heads, batch, keys, queries, nbytes, b
 def test_first_and_second_derivatives(budget):
     assert torch.autograd.gradcheck(separable_attention, inputs())
     assert torch.autograd.gradgradcheck(separable_attention, inputs(2, 2, 2, 2, 2))
-
-
-@pytest.mark.parametrize('frozen', [(0,), (1,), (2,), (3,), (4,), (0, 1), (0, 1, 3, 4), (2, 3)])
-def test_gradients_are_those_of_the_map_whichever_are_wanted(frozen, budget):
-    tensors = inputs()
-    for i in frozen:
-        tensors[i].requires_grad_(False)
-    wanted = [t for t in tensors if t.requires_grad]
-    grad = torch.randn(3, 3, 4, 2, dtype=torch.float64)
-    found = torch.autograd.grad(separable_attention(*tensors), wanted, grad)
-    torch.testing.assert_close(found, torch.autograd.grad(by_the_map(*tensors), wanted, grad))
 
 
 @pytest.mark.parametrize('dtype,tolerance', [(torch.float32, 1e-6), (torch.bfloat16, 0.01), (torch.float16, 2e-3)])

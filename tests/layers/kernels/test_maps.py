@@ -49,14 +49,6 @@ def test_first_and_second_derivatives():
     assert torch.autograd.gradgradcheck(map_attention, inputs(2, 2, 2, 2, 2, 2))
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_a_map_of_factors_is_their_kronecker_product(heads, height, width):
-    rows, cols = torch.rand(heads, height, height).double(), torch.rand(heads, width, width).double()
-    for found, row, col in zip(maps_of_factors(rows, cols), rows, cols):
-        torch.testing.assert_close(found, torch.kron(row, col))
-
-
 @pytest.fixture
 def matrix_units(monkeypatch):
     """A processor with AMX, as far as we ask."""
