@@ -7,19 +7,13 @@ from hypothesis import given, settings, strategies as st
 from timm_selfconv import attention_maps
 from timm_selfconv.layers import RELATIVE, TERMS
 from timm_selfconv.theory import include
-from tiny_nets import EVERY_KIND, random_net
+from tiny_nets import EVERY_KIND, noise, random_net
 
 CONTENT = ('content', 'content_position')
 
 
 def make_net(encoding='quadratic', terms=('position',), num_heads=3, seed=0, **kwargs):
     return random_net(encoding, terms, num_heads, seed, **kwargs)
-
-
-def images(*size, in_chans=3, seed=1):
-    height, width = size or (8, 8)
-    return torch.randn(
-        2, in_chans, height, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def assert_same_function(net, other, x):
@@ -60,7 +54,7 @@ def test_a_rich_net_computes_what_a_poorer_one_does_or_it_is_said_why_not(data):
         block.attn.encoding.centers.data *= data.draw(st.sampled_from([1., 40.]))  # far outside the grid, too
     state = {name: value.clone() for name, value in [*net.state_dict().items(), *target.state_dict().items()]}
     if holds(low, high):
-        assert_same_function(include(net, target), net, images(*size))
+        assert_same_function(include(net, target), net, noise(2, 3, *size))
     else:
         with pytest.raises(ValueError, match=r'is not in target=.*: no rung leads'):
             include(net, target)
@@ -72,7 +66,7 @@ def test_a_rich_net_computes_what_a_poorer_one_does_or_it_is_said_why_not(data):
     ('sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar')])
 def test_trained_nets_climb_several_rungs_at_once(name, target):
     net = timm.create_model(name, pretrained=True).eval().double()
-    x = images(32, 32)
+    x = noise(2, 3, 32, 32)
     rich = include(net, target)
     assert rich.pretrained_cfg['architecture'] == target and not rich.training
     assert_same_function(rich, net, x)
@@ -95,19 +89,19 @@ def test_images_of_any_size_and_smaller_ones(size):
         norm_eps=1e-6, act_layer='silu', patch_size=4, dtype=torch.float64).eval()
     target = include(net, 'sa_learned_content_h16_cifar')
     for rows in (4, size[0]):
-        assert_same_function(target, net, images(rows, size[1], in_chans=1))
+        assert_same_function(target, net, noise(2, 1, rows, size[1]))
 
 
 def test_a_net_with_no_name_gives_its_sizes_to_one():
     net = make_net('quadratic', img_size=32)
-    assert_same_function(include(net, 'sa_learned_content_cifar'), net, images(32, 32))
+    assert_same_function(include(net, 'sa_learned_content_cifar'), net, noise(2, 3, 32, 32))
 
 
 def test_hierarchical_nets_that_know_positions_alone_are_in_plain_ones():
     shared = make_net('learned', hierarchical=True, depth=3)
-    assert_same_function(include(shared, make_net('learned', CONTENT, depth=3)), shared, images())
+    assert_same_function(include(shared, make_net('learned', CONTENT, depth=3)), shared, noise(2, 3, 8, 8))
     content = make_net('learned', CONTENT, hierarchical=True, depth=3)
-    assert_same_function(include(shared, content), shared, images())
+    assert_same_function(include(shared, content), shared, noise(2, 3, 8, 8))
     with pytest.raises(ValueError, match='do not share their keys'):
         include(content, make_net('learned', CONTENT, depth=3))
     with pytest.raises(ValueError, match='share one block'):
@@ -122,7 +116,7 @@ def test_everything_learns_after_two_steps(encoding, terms):
     torch.manual_seed(0)
     net = include(make_net('quadratic'), make_net(encoding, terms, num_heads=4)).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
-    x, labels = images(), torch.tensor([1, 2])
+    x, labels = noise(2, 3, 8, 8), torch.tensor([1, 2])
     for _ in range(3):
         optimizer.zero_grad()
         F.cross_entropy(net(x), labels).backward()

@@ -7,11 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from timm_selfconv.theory import degenerate_heads, fuse, narrow_heads, precision_eigenvalues, prune_heads
 from timm_selfconv.weights.saving import save_folder
-from tiny_nets import EVERY_KIND, random_net
-
-
-def images(size=8, dtype=torch.float64):
-    return torch.randn(2, 3, size, size, dtype=dtype, generator=torch.Generator().manual_seed(1))
+from tiny_nets import EVERY_KIND, noise, random_net
 
 
 @pytest.mark.parametrize('encoding,terms', EVERY_KIND, ids=lambda v: v if isinstance(v, str) else '+'.join(v))
@@ -32,7 +28,7 @@ def test_a_pruned_net_is_the_full_net_with_values_at_zero(encoding, terms):
         for fused in (True, False):
             for block in [*net.blocks, *pruned.blocks]:
                 block.attn.fused_attn = fused
-            torch.testing.assert_close(pruned(images()), net(images()), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(pruned(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize('terms', [('position',), ('content', 'content_position')])
@@ -42,7 +38,7 @@ def test_hierarchical_nets_lose_heads_in_every_pass(terms):
     assert pruned.num_heads == (2,) and pruned.depth == 3
     with torch.no_grad():
         net.blocks[0].attn.value.weight.view(8, 4, 8)[:, [0, 2]] = 0.
-    torch.testing.assert_close(pruned(images()), net(images()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pruned(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)), rtol=1e-12, atol=1e-12)
 
 
 def test_the_paper_s_pruned_net_to_the_digit():
@@ -71,6 +67,12 @@ def test_degenerate_heads_are_those_of_appendix_e():
     assert degenerate_heads(prune_heads(net, degenerate_heads(net))) == {}
 
 
+def test_isotropic_heads_are_degenerate_only_when_flat():
+    net = random_net('quadratic')
+    net.blocks[1].attn.encoding.spreads.data = torch.tensor([1., 1e-3, -1e-3, -2.])
+    assert degenerate_heads(net) == {1: [1, 2]}
+
+
 def test_half_precision_weights_are_judged_in_double_precision():
     """S = [[1, 1], [1, 1 + 2^-10]] has condition number 1.7e7; its precision rounded to half is singular."""
     net = random_net('quadratic_gen')
@@ -96,8 +98,8 @@ def test_what_a_net_is_stays():
     assert {p.dtype for p in pruned.parameters()} == {torch.bfloat16}
     assert {n for n, p in pruned.named_parameters() if not p.requires_grad} == {
         'blocks.2.attn.value.weight', 'blocks.2.attn.encoding.row_table'}
-    assert pruned.forward_features(images(16, torch.bfloat16)).shape == (2, 4, 4, 8)
-    pruned(images(16, torch.bfloat16)).sum().backward()
+    assert pruned.forward_features(noise(2, 3, 16, 16, dtype=torch.bfloat16)).shape == (2, 4, 4, 8)
+    pruned(noise(2, 3, 16, 16, dtype=torch.bfloat16)).sum().backward()
     assert all((p.grad is not None) == p.requires_grad for p in pruned.parameters())
     linear = pruned.blocks[2].attn.value
     assert linear.in_features == linear.weight.shape[1] == 8 * 8
@@ -137,7 +139,7 @@ def test_narrow_heads_are_the_nearest_of_their_rank(kind, head_dim, seed):
     net = random_net(*kind, seed=seed)
     narrow = narrow_heads(net, head_dim)
     if head_dim == 8:
-        torch.testing.assert_close(narrow(images()), net(images()))
+        torch.testing.assert_close(narrow(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)))
     for block, whole in zip(narrow.blocks, net.blocks):
         weights = [attn.value.weight.detach().unflatten(1, (4, 8)) for attn in (block.attn, whole.attn)]
         error = (weights[0] - weights[1]).norm(dim=(0, 2))
@@ -145,12 +147,12 @@ def test_narrow_heads_are_the_nearest_of_their_rank(kind, head_dim, seed):
     plain = copy.deepcopy(net)
     for block, attn in zip(plain.blocks, (block.attn for block in narrow.blocks)):
         block.attn.value.weight.data, block.attn.value.bias.data = attn.value.weight.detach(), attn.value.bias.detach()
-    torch.testing.assert_close(narrow(images()), plain(images()))
+    torch.testing.assert_close(narrow(noise(2, 3, 8, 8)), plain(noise(2, 3, 8, 8)))
 
 
 def test_a_net_with_narrow_heads_is_a_net(tmp_path):
     net = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=16, mlp_dim=8, depth=1, head_dim=4).eval()
-    x = images(32, torch.float32)
+    x = noise(2, 3, 32, 32, dtype=torch.float32)
     save_folder(narrow_heads(timm.create_model('sa_quadratic_tiny_cifar', embed_dim=16, mlp_dim=8, depth=1), 4),
                 tmp_path / 'narrow')
     saved = timm.create_model(f"local-dir:{tmp_path / 'narrow'}", pretrained=True)
