@@ -1,9 +1,12 @@
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from timm_selfconv.layers.footprint import aggregate, footprint
+from timm_selfconv.layers.footprint import WeightedSum, aggregate, footprint
+from timm_selfconv.measure.counting import Traffic
 from tiny_nets import noise
 
 
@@ -44,3 +47,23 @@ def test_derivatives_of_aggregation():
     assert torch.autograd.gradgradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
     with pytest.raises(ValueError, match=r'\[2, 2, 3, 4\]: needs a height and width of at least 4'):
         aggregate(value, weights, 3, dilation=3)
+
+
+@pytest.mark.parametrize('grad', [True, False])
+def test_on_other_devices_a_larger_batch_launches_no_more(grad):
+    """The backward pass by hand: torch's engine asks for the device that these tensors only say they are on."""
+    counts = []
+    for batch in (32, 512):
+        with FakeTensorMode(), torch.set_grad_enabled(grad), Traffic() as traffic:
+            value = torch.empty(batch, 64, 8, 8, device='cuda')
+            weights = torch.empty(batch, 9, 8, 8, 8, device='cuda')
+            out = aggregate(value, weights, 3)
+            if grad:
+                ctx = mock.Mock(saved_tensors=(value, weights))
+                WeightedSum.forward(ctx, value, weights, 3, 1, 1)
+                with torch.no_grad():
+                    grads = WeightedSum.backward(ctx, torch.empty_like(out))[:2]
+                assert [(g.shape, g.device) for g in grads] == [(x.shape, x.device) for x in (value, weights)]
+        assert out.shape == value.shape and out.device == value.device
+        counts.append(traffic.launches)
+    assert counts[0] == counts[1] < 100
