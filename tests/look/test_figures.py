@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from matplotlib.transforms import Bbox
 
 from drawn import SMALL, panels, quadratic_net, texts
 from head_maps import random_maps, shift_maps

@@ -124,9 +124,9 @@ def test_soft_heads_are_equations_8_and_9(dims, kernel_size, stride, dilation, s
 def test_maps_of_few_keys_compute_what_factors_do(size, out_channels, monkeypatch):
     """Gradients too; from twice as many output channels as keys on."""
     conv = make_conv(2, 4, out_channels, 3, stride=(2, 1), padding=1)
-    attention, x = conv_to_attention(conv, 0.5), randn(2, 4, *size).requires_grad_()
+    attention, x = conv_to_attention(conv, 0.5), noise(2, 4, *size).requires_grad_()
     with torch.no_grad():
-        attention.centers.add_(randn(9, 2))
+        attention.centers.add_(noise(9, 2))
         maps = dense_maps(attention, [n + 2 for n in size])[..., 1:-1, 1:-1]
     by_maps = []
     monkeypatch.setattr(conv_attention, 'map_attention', lambda *args: by_maps.append(args) or map_attention(*args))
