@@ -17,7 +17,7 @@ def test_eval(checkpoint, folder, capsys):
 
 def test_bench_against_the_released_algorithm(capsys):
     command = ['bench', 'sa_quadratic_tiny_cifar', '--img-size', '8', '--batch-size', '1', '2', '--seconds', '0.01']
-    main([*command, '--fuse', '1e-4'])
+    main([*command, '--fuse'])
     out = capsys.readouterr().out
     assert out.count('released algorithm') == out.count('fused') == 2 and 'of the GEMM limit' in out
     main([*command, '--train', '--dtype', 'bfloat16', '--json'])

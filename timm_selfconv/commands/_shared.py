@@ -65,9 +65,8 @@ def add_model(parser: ArgumentParser) -> None:
 
 
 def add_fuse(parser: ArgumentParser) -> None:
-    """Option to fuse a net: the tolerance of :func:`fused`."""
-    parser.add_argument('--fuse', type=float, nargs='?', const=0., metavar='TOLERANCE', help=(
-        'run the net fused for inference, its attention maps off by at most TOLERANCE (default: rounding only)'))
+    """Option to fuse a net, see :func:`fused`."""
+    parser.add_argument('--fuse', action='store_true', help='run the net fused for inference')
 
 
 def add_data(parser: ArgumentParser, split: str = 'test') -> None:
@@ -82,11 +81,11 @@ def add_output(parser: ArgumentParser, metavar: str, text: str, kind: Any = new_
     parser.add_argument('--output', required=True, type=kind, metavar=metavar, help=text)
 
 
-def fused(model: Any, tolerance: Optional[float]) -> Any:
-    """A net fused within a tolerance, to rounding for 0, or as it is for None."""
+def fused(model: Any, wanted: bool) -> Any:
+    """A net fused for inference if that is wanted, else as it is."""
     from timm_selfconv.theory import fuse
 
-    return model if tolerance is None else fuse(model, tolerance or None)
+    return fuse(model) if wanted else model
 
 
 def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = False, seed: int = 42) -> Any:

@@ -47,8 +47,8 @@ def add_bench(parser: ArgumentParser) -> None:
         '--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)')
     parser.add_argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both')
     parser.add_argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards')
-    parser.add_argument('--against', choices=['operators', 'kernels'], help=(
-        'time the net beside itself without kernels, or by kernels only, not beside the released algorithm'))
+    parser.add_argument('--against', choices=['operators'], help=(
+        'time the net beside itself without kernels, not beside the released algorithm'))
     parser.add_argument('--device', default='cpu')
     parser.add_argument('--threads', type=natural, help='how many of the CPU (default: as torch chooses)')
     parser.add_argument('--seconds', type=float, default=3., help=(

@@ -11,7 +11,6 @@ from .adapters import plain_copy
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32, select_parameter
 from .kernels import key_attention, map_attention, separable_attention
 from .kernels.kernel import TINY, autocast_dtype, computed_by, counted, hooked, needs_plain_ops
-from .kernels.low_rank import low_rank_attention
 from .kernels.positions import gather_by_factors, gather_by_maps
 from .kernels.windows import gaussian_windows
 
@@ -205,7 +204,6 @@ class SelfAttention2d(nn.Module):
         self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
         self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd)) if 'key_bias' in terms else None
         self.fused_attn = use_fused_attn()
-        self.tolerance: Optional[float] = None  # see `fuse`
         self.attn_drop = nn.Dropout(attn_drop)
         self.value: Any = nn.Linear(num_heads * dim, dim, **dd) if head_dim is None else \
             HeadValues(num_heads, dim, head_dim, **dd)
@@ -226,22 +224,15 @@ class SelfAttention2d(nn.Module):
         return self.key(x).view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
     @torch.jit.unused
-    def fuse(self, tolerance: Optional[float] = None) -> 'SelfAttention2d':
+    def fuse(self) -> 'SelfAttention2d':
         """A copy for inference, the Linear after the value product in it; timm's `reparameterize_model` calls this.
-
-        Args:
-            tolerance: What the attention map of each head may lose in operator norm, between 0 and 1, where rows and
-                columns are separable. Heads run at a low rank where this is faster. None keeps all heads whole.
 
         Returns:
             The copy, in eval mode, its parameters frozen.
 
         Raises:
-            ValueError: If the tolerance is out of range, or somebody waits for what is folded: an adapter that does not
-                merge, a parametrisation or a hook.
+            ValueError: If somebody waits for what is folded: an adapter that does not merge, a parametrisation, a hook.
         """
-        if tolerance is not None and (isinstance(tolerance, bool) or not 0. < tolerance < 1.):
-            raise ValueError(f'tolerance={tolerance!r}: needs a number between 0 and 1, or None')
         fused = plain_copy(self, ('value', 'proj')).eval().requires_grad_(False)
         if type(fused.proj) is not nn.Identity:
             value, proj = fused.value, cast(nn.Linear, fused.proj)
@@ -251,7 +242,6 @@ class SelfAttention2d(nn.Module):
             value.weight = nn.Parameter((second @ first).to(value.weight), False)
             value.bias = nn.Parameter((second @ bias + last).to(value.bias), False)
             fused.proj = nn.Identity()
-        fused.tolerance = tolerance
         return fused
 
     def keep_heads(self, heads: Sequence[int]) -> None:
@@ -365,10 +355,7 @@ class SelfAttention2d(nn.Module):
         if not torch.jit.is_scripting():
             # who hooks the values sees them called
             if type(self.value) is nn.Linear and not hooked(self.value):
-                inputs = row_probs, col_probs, x, self.value.weight, self.value.bias
-                if self.tolerance is None or needs_plain_ops(x) or (torch.is_grad_enabled() and x.requires_grad):
-                    return separable_attention(*inputs)
-                return low_rank_attention(*inputs, self.tolerance)
+                return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self.value(gather_by_factors(row_probs, col_probs, x).flatten(3))
 
     def _by_map(

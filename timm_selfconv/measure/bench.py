@@ -22,10 +22,8 @@ from timm_selfconv.layers.kernels.kernel import switched
 from timm_selfconv.models import FusedConVit, SelfAttentionNet
 
 __all__ = [
-    'ComputedBy', 'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released',
+    'InOperators', 'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released',
     'take_turns']
-
-AGAINST = ('operators', 'kernels')
 
 
 class ReleasedAttention(nn.Module):
@@ -82,26 +80,20 @@ def released(model: SelfAttentionNet) -> SelfAttentionNet:
     return model
 
 
-class ComputedBy(nn.Module):
-    """A net by one way to compute its layers.
+class InOperators(nn.Module):
+    """A net by the definition of its layers, operator by operator: factors included, kernels left out."""
 
-    'operators' is their definition, operator by operator: factors included, kernels left out. 'kernels' leaves nothing
-    to operators for being small.
-    """
-
-    def __init__(self, model: nn.Module, computed: str):
+    def __init__(self, model: nn.Module):
         """
         Args:
             model: The net, whose parameters are used.
-            computed: One of AGAINST.
         """
         super().__init__()
         self.model = model
-        self.computed = computed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of the net for images x."""
-        with switched(self.computed):
+        with switched('operators'):
             return self.model(x)
 
 
@@ -110,7 +102,7 @@ class Speed:
     """Measured speed of one way to compute a net.
 
     Attributes:
-        path: 'released algorithm', one of AGAINST, the net's own 'timm_selfconv' (of timm's ConViT 'timm'), or 'fused'.
+        path: 'released algorithm', 'operators', the net's own 'timm_selfconv' (of timm's ConViT 'timm'), or 'fused'.
         img_size: Side of the images, in pixels.
         batch_size: Images a batch.
         dtype: 'float32' or 'bfloat16'.
@@ -250,7 +242,7 @@ def bench(
         batch_size: int,
         dtype: str = 'float32',
         train: bool = False,
-        fuse: Optional[float] = None,
+        fuse: bool = False,
         min_run_time: float = 3.0,
         against: Optional[str] = None,
 ) -> List[Speed]:
@@ -263,9 +255,9 @@ def bench(
         batch_size: Images a batch.
         dtype: 'float32' or 'bfloat16', of the net and the images.
         train: Time forward, cross-entropy and backward instead of eval forwards.
-        fuse: Time the net fused too, with this tolerance of :func:`timm_selfconv.fuse`, 0 for none.
+        fuse: Time the net fused by :func:`timm_selfconv.fuse` too.
         min_run_time: See :func:`take_turns`.
-        against: One of AGAINST to time it so instead of by the released algorithm, see :class:`ComputedBy`.
+        against: 'operators' to time it so instead of by the released algorithm, see :class:`InOperators`.
 
     Returns:
         Speeds: the released algorithm's (if there is one) or that of ``against``, the net's, the fused net's
@@ -278,10 +270,10 @@ def bench(
         raise ValueError(f"dtype={dtype!r}: needs 'float32' or 'bfloat16'")
     if batch_size < 1:
         raise ValueError(f'batch_size={batch_size}: needs at least 1')
-    if against not in (None, *AGAINST):
-        raise ValueError(f'against={against!r}: needs one of {AGAINST} or None')
-    if fuse is not None and train:
-        raise ValueError(f'fuse={fuse} and train: a fused net is for inference, choose one of them')
+    if against not in (None, 'operators'):
+        raise ValueError(f"against={against!r}: needs 'operators' or None")
+    if fuse and train:
+        raise ValueError('fuse=True and train=True: a fused net is for inference, choose one of them')
     net: Any = copy.deepcopy(model).to(getattr(torch, dtype))
     convit = type(net) is ConVit
     if convit:
@@ -296,12 +288,12 @@ def bench(
 
     nets: Dict[str, nn.Module] = {}
     if against is not None:
-        nets[against] = ComputedBy(net, against)
+        nets[against] = InOperators(net)
     elif isinstance(net, SelfAttentionNet):
         nets['released algorithm'] = released(net)
     nets['timm' if convit else 'timm_selfconv'] = net
-    if convit or fuse is not None:
-        nets['fused'] = theory.fuse(net, fuse or None)
+    if convit or fuse:
+        nets['fused'] = theory.fuse(net)
     steps = [step(net, images, train) for net in nets.values()]
     limits = [gemm_limit(released(net), images, train)] if isinstance(net, SelfAttentionNet) else []
     with contextlib.nullcontext() if train else torch.inference_mode():

@@ -6,7 +6,7 @@ from held import held_at_once, in_groups
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention
 from timm_selfconv.layers.kernels import positions
-from timm_selfconv.layers.kernels.positions import map_attention, maps_of_factors, side_by_side
+from timm_selfconv.layers.kernels.positions import map_attention, side_by_side
 
 
 def inputs(heads=3, queries=4, batch=3, height=2, width=3, channels=5, out_channels=2, seed=0):

@@ -1,7 +1,6 @@
 """Operators that walk through their inputs in groups, and who needs plain ones instead: tracers, hooks, transforms."""
 import contextlib
 import itertools
-import math
 from contextvars import ContextVar
 from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
@@ -24,7 +23,7 @@ Axes = Tuple[Optional[int], Optional[int]]
 Places = Tuple[slice, slice]
 
 
-# '' by kernels where work is large, 'kernels' always, 'operators' never, 'maps' with attention maps materialised
+# '' by kernels, 'operators' without them, 'maps' with attention maps materialised
 computed_by = ContextVar('computed_by', default='')
 
 
@@ -125,8 +124,8 @@ class Kernel:
     """A function of tensors in groups, with gradients in groups: one operator to autograd and to compilers.
 
     A group is some images and some heads, or some rows of queries, of them. It keeps its inputs only for the backward
-    pass. What fits half a group goes by the definition in plain operators at once, and second derivatives and
-    batches of gradients do. Functional transforms should be given that definition.
+    pass. Second derivatives and batches of gradients go by the definition in plain operators, which functional
+    transforms should be given.
     """
 
     def __init__(
@@ -235,8 +234,7 @@ class Kernel:
             held: How many images there are, how many heads or rows, and bytes that one of one holds.
             inputs: Inputs of the operators.
         """
-        # on a device, too: it is little, and takes fewer launches
-        if 2 * math.prod(held) <= CPU_BYTES and computed_by.get() != 'kernels':
+        if not held[0]:  # no image has no shape to infer
             return self.operators(*inputs)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
         if differentiated or torch.compiler.is_compiling():
