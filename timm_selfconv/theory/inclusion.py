@@ -227,9 +227,11 @@ def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
 def copy_module(source: nn.Module, target: nn.Module, name: str) -> None:
     """Give a part of a net the weights of a source's; a ValueError if they are not made of the same modules."""
     given, filled = (
-        {part: type(module) for part, module in net.get_submodule(name).named_modules()} for net in (source, target))
-    if given != filled:
-        raise ValueError(f'its {name} has the modules {filled}, needs {given}')
+        {part: type(module) for part, module in net.get_submodule(name).named_modules(prefix=name)}
+        for net in (source, target))
+    for part in {**given, **filled}:
+        if given.get(part) is not filled.get(part):
+            raise ValueError(f'its {part} is {filled.get(part)}, needs {given.get(part)}')
     target.get_submodule(name).load_state_dict(source.get_submodule(name).state_dict())
 
 
