@@ -61,9 +61,8 @@ def needs_plain_ops(x: torch.Tensor, compiled: bool = True) -> bool:
         # older torches export what they compile and don't say so
         return compiled or not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting()
     return (
-        computed_by.get() in ('operators', 'maps') or torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
-        or isinstance(x, torch.fx.Proxy) or x.is_meta)
+        computed_by.get() != '' or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
 
 
 def counted() -> bool:
