@@ -130,6 +130,12 @@ def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest
         assert 'the class token' in page.locator('output').text_content()
         page.get_by_label('class token, head 2').last.click()
         page.get_by_text('head 2: most at row').wait_for()
+    else:
+        page.get_by_label('head 2').last.click()
+        page.get_by_text('head 2: mean distance').wait_for()
+        said = page.locator('output').text_content()
+        page.evaluate('panels[0].net.meanDistances(); panels[0].describe()')  # before the next frame is drawn
+        assert page.locator('output').text_content() == said
     seen = [group.is_visible() for group in layers.all()]
     assert seen == [not token] * len(maps) + [True] * len(token)
     for group in layers.all():

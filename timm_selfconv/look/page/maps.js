@@ -136,17 +136,20 @@ class Net {
     return layer.distance(this.head(number), layer.cell(this.cell(query), this.grid));
   }
 
-  // The same, a mean over up to 8 x 8 queries spread over the grid.
+  // The same, a mean over up to 9 x 9 queries spread over the grid.
   meanDistances() {
-    const sums = new Array(this.total).fill(0), di = Math.ceil(this.rows / 8), dj = Math.ceil(this.cols / 8);
-    let queries = 0;
-    for (let i = di >> 1; i < this.rows; i += di) {
-      for (let j = dj >> 1; j < this.cols; j += dj, queries++) {
-        this.show(i * this.cols + j);
-        for (let head = 0; head < this.total; head++) sums[head] += this.distance(head, i * this.cols + j);
-      }
+    // no more than nine along an axis: their steps are seldom those of windows, which would show all at one place of them
+    const places = n => {
+      const count = Math.min(n, 9);
+      return Array.from({ length: count }, (_, k) => Math.floor((k + 0.5) * n / count));
+    };
+    const sums = new Array(this.total).fill(0);
+    const queries = places(this.rows).flatMap(i => places(this.cols).map(j => i * this.cols + j));
+    for (const query of queries) {
+      this.show(query);
+      for (let head = 0; head < this.total; head++) sums[head] += this.distance(head, query);
     }
-    return sums.map(sum => sum / queries);
+    return sums.map(sum => sum / queries.length);
   }
 
   query() {

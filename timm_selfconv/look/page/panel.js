@@ -162,6 +162,7 @@ class Panel {
   // In words, once the query is at rest: a screen reader would never finish otherwise.
   describe() {
     const { net } = this, query = net.query(), chosen = this.chosen(), [at, along] = net.cell(query);
+    net.show(query);  // a frame may not have been drawn since
     let text = net.ofToken() ? 'Query: the class token.'
       : `Query: row ${at}, column ${along} of ${net.grid.join(' × ')}.`;
     if (net.averages()) text += ` Mean over ${data.images.length} pictures.`;
