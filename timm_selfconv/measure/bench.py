@@ -286,16 +286,17 @@ def bench(
     first = next(net.parameters())
     images = torch.randn(batch_size, net.in_chans, img_size, img_size, device=first.device, dtype=first.dtype)
 
+    in_linears = released(net) if isinstance(net, SelfAttentionNet) else None
     nets: Dict[str, nn.Module] = {}
     if against is not None:
         nets[against] = InOperators(net)
-    elif isinstance(net, SelfAttentionNet):
-        nets['released algorithm'] = released(net)
+    elif in_linears is not None:
+        nets['released algorithm'] = in_linears
     nets['timm' if convit else 'timm_selfconv'] = net
     if convit or fuse:
         nets['fused'] = theory.fuse(net)
     steps = [step(net, images, train) for net in nets.values()]
-    limits = [gemm_limit(released(net), images, train)] if isinstance(net, SelfAttentionNet) else []
+    limits = [gemm_limit(in_linears, images, train)] if in_linears is not None else []
     with contextlib.nullcontext() if train else torch.inference_mode():
         memory = [peak_memory(function, first.device) for function in [*steps, *limits]]  # first calls, too
         seconds, turns = take_turns([*steps, *limits], min_run_time)
