@@ -178,7 +178,7 @@ def draw_rows(
 
 
 def columns_and_lines(rows: Sequence[torch.Tensor]) -> Tuple[int, List[int]]:
-    """How many panels stand side by side, at most MOST_COLUMNS, and how many lines each layer takes."""
+    """Number of panels side by side, at most MOST_COLUMNS, and of lines that each layer takes."""
     most = max(map(len, rows))
     columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))
     return columns, [math.ceil(len(row) / columns) for row in rows]

@@ -76,7 +76,7 @@ def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: Callable[[Hea
 
 @styled
 def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, small: str = '') -> Figure:
-    """How convolutional the heads of some nets are, beside each other: a column per net, a number per head.
+    """Convolution-likeness of the heads of some nets, side by side: a column per net, a number per head.
 
     Args:
         nets: What :func:`timm_selfconv.look.heads.report_heads` returns, by what the columns are called.
