@@ -87,7 +87,7 @@ def test_a_line_is_a_general_precision_of_rank_1():
 
 def test_a_line_knows_its_grid():
     net = SelfAttentionNet(encoding='line', embed_dim=8, mlp_dim=8, depth=1, num_heads=2, img_size=8)
-    with pytest.raises(ValueError, match='5 positions along an axis, but the encoding reaches 4'):
+    with pytest.raises(ValueError, match="5 columns, but encoding='line' numbers 4"):
         net(torch.randn(1, 3, 8, 10))
     wider = SelfAttentionNet(encoding='line', embed_dim=8, mlp_dim=8, depth=1, num_heads=2, img_size=(8, 10))
     with pytest.raises(RuntimeError, match='col_numbers'):

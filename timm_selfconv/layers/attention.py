@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .adapters import plain_copy
-from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, at_least_float32, select_parameter
+from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
+from .encodings.windows import gaussian_windows
 from .kernels import key_attention, map_attention, separable_attention
-from .kernels.kernel import TINY, autocast_dtype, computed_by, counted, hooked, needs_plain_ops
+from .kernels.kernel import TINY, at_least_float32, autocast_dtype, computed_by, counted, hooked, needs_plain_ops
 from .kernels.positions import gather_by_factors, gather_by_maps
-from .kernels.windows import gaussian_windows
+from .slicing import select_parameter
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'SelfAttention2d', 'dense_scores']
 

@@ -7,8 +7,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from .encodings import at_least_float32, gaussian_axis_scores
+from .encodings import gaussian_axis_scores
 from .kernels import key_attention, map_attention, separable_attention
+from .kernels.kernel import at_least_float32
 from .kernels.positions import maps_of_factors
 
 __all__ = ['CONVS', 'Conv', 'ConvAttention', 'pad_widths', 'tap_centers']

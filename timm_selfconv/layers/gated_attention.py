@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_module, use_fused_attn
 
-from .encodings import at_least_float32, axis_offsets
+from .encodings import axis_offsets
+from .kernels.kernel import at_least_float32
 from .kernels.positions import maps_of_factors
 
 __all__ = ['GatedAttention', 'gather_own_values', 'positional_factors']

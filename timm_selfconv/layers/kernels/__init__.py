@@ -2,7 +2,6 @@
 
 - positions: position-only attention, by the row and column factors of its maps, or by maps that all images share.
 - content: attention to keys, without a tensor of all scores.
-- windows: position-only attention that has no factors, on large grids: Gaussian heads in the key rows they look at.
 - kernel: ``Kernel``, an operator with gradients, of a function of a group; who needs plain operators instead.
 """
 from .content import key_attention

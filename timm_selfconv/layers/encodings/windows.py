@@ -8,7 +8,7 @@ from typing import Iterator, List, Tuple
 
 import torch
 
-from ..encodings import around_nearest
+from .quadratic import around_nearest
 
 __all__ = ['gaussian_windows']
 

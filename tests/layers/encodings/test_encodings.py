@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
-from timm_selfconv.layers.encodings import axis_offsets, gaussian_axis_scores, relative_table, resample_table
+from timm_selfconv.layers.encodings import axis_offsets, gaussian_axis_scores, resample_table
+from timm_selfconv.layers.encodings.learned import relative_table
 
 sizes = st.integers(1, 9)
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 from held import LargestTensor, held_at_once
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
-from timm_selfconv.layers.kernels.windows import gaussian_windows
+from timm_selfconv.layers.encodings.windows import gaussian_windows
 
 
 def whole_map(center, spread, height, width):

@@ -1,0 +1,79 @@
+"""Absolute encoding: a vector per position, sinusoid or learned (equations 3 and 7)."""
+from typing import TYPE_CHECKING, Final, Tuple
+
+import torch
+import torch.nn as nn
+
+from timm.layers import register_notrace_module, resample_abs_pos_embed_nhwc, trunc_normal_
+
+from ..kernels.kernel import at_least_float32
+
+__all__ = ['AbsoluteEncoding']
+
+
+def sinusoids(size: int, dim: int, like: torch.Tensor) -> torch.Tensor:
+    """Sinusoids of Vaswani et al. (2017) along one axis: sines, then cosines; shape (size, dim), at least float32."""
+    dtype = at_least_float32(like).dtype
+    bands = torch.arange(dim // 2, device=like.device, dtype=dtype) / (dim // 2)
+    angles = torch.arange(size, device=like.device, dtype=dtype)[:, None] / torch.pow(10000., bands)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+@register_notrace_module
+class AbsoluteEncoding(nn.Module):
+    """Absolute encoding, equations (3) and (7): one vector per position, added to what queries and keys are made of.
+
+    Attributes:
+        table: Learned vectors, shape (H, W, dim); None for sinusoids (Vaswani et al., 2017), which encode rows in one
+            half of the channels and columns in the other.
+    """
+    learned: Final[bool]
+    if TYPE_CHECKING:
+        table: torch.Tensor
+
+    def __init__(self, dim: int, grid_size: Tuple[int, int], learned: bool = True, device=None, dtype=None):
+        """
+        Args:
+            dim: Channels of the vectors, divisible by 4 for sinusoids.
+            grid_size: Rows and columns of the input; sinusoids take any.
+            learned: Learn the vectors, else sinusoids.
+
+        Raises:
+            ValueError: If sinusoids are asked for with dim not divisible by 4.
+        """
+        super().__init__()
+        self.dim = dim
+        self.learned = learned
+        if not learned and dim % 4:
+            raise ValueError(f"dim={dim}: encoding='sinusoid' needs a multiple of 4")
+        table = nn.Parameter(torch.empty(*grid_size, dim, device=device, dtype=dtype)) if learned else None
+        self.register_parameter('table', table)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.learned:
+            trunc_normal_(self.table, std=0.02)
+
+    def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
+        """Resample learned vectors for inputs of other than the present (rows, columns)."""
+        if self.learned and tuple(self.table.shape[:2]) != tuple(grid_size):
+            table = resample_abs_pos_embed_nhwc(self.table.detach(), list(grid_size))[0]
+            self.register_parameter('table', nn.Parameter(table.contiguous(), self.table.requires_grad))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Encode positions into x, shape (B, H, W, dim), and return the sum, same shape.
+
+        Raises:
+            ValueError: If learned vectors are for other rows and columns.
+        """
+        height, width = x.shape[1], x.shape[2]
+        if not self.learned:
+            rows, cols = sinusoids(height, self.dim // 2, x), sinusoids(width, self.dim // 2, x)
+            vectors = torch.cat([rows[:, None].expand(-1, width, -1), cols[None].expand(height, -1, -1)], dim=-1)
+            return x + vectors.to(x.dtype)
+        if height != self.table.shape[0] or width != self.table.shape[1]:
+            raise ValueError(
+                f'the input has {height} x {width} positions, but the learned absolute encoding has '
+                f'{self.table.shape[0]} x {self.table.shape[1]}: '
+                'create the model with that img_size or call set_input_size(img_size=...)')
+        return x + self.table

@@ -1,0 +1,171 @@
+"""Learned relative encoding: a table of row offsets and one of column offsets (Ramachandran et al., 2019)."""
+from typing import TYPE_CHECKING, Final, Optional, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from timm.layers import register_notrace_module
+
+from ..kernels.kernel import at_least_float32
+from ..slicing import select_parameter
+
+__all__ = ['LearnedEncoding', 'relative_table', 'resample_table']
+
+
+def check_reach(table: torch.Tensor, size: int) -> None:
+    """Raise a ValueError if an axis has more positions than an offset table, shape (2 reach - 1, ...), reaches."""
+    reach = (table.shape[0] + 1) // 2
+    if size > reach:
+        raise ValueError(
+            f'the input has {size} positions along an axis, but the encoding reaches {reach}: '
+            'create the model with a larger img_size or call set_input_size(img_size=...)')
+
+
+def relative_table(table: torch.Tensor, size: int, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """The row of an offset table for every query and key of one axis.
+
+    Args:
+        table: One row per offset, from ``-(reach - 1)`` to ``reach - 1``, shape (2 reach - 1, dim).
+        size: Number of positions along the axis, all of them keys.
+        queries: Positions of the queries, see :func:`axis_offsets`.
+
+    Returns:
+        Encodings, shape (queries, size, dim), query before key.
+
+    Raises:
+        ValueError: If the axis has more positions than the table reaches.
+    """
+    check_reach(table, size)
+    positions = torch.arange(size, device=table.device)
+    return table[positions[None, :] - (positions if queries is None else queries)[:, None] + table.shape[0] // 2]
+
+
+def resample_table(table: torch.Tensor, reach: int) -> torch.Tensor:
+    """Resample an offset table for another image size, offsets scaled with the image.
+
+    Args:
+        table: Shape (2 old_reach - 1, dim).
+        reach: Number of positions along the axis that the new table serves.
+
+    Returns:
+        Table of shape (2 reach - 1, dim), the zero offset in its middle.
+    """
+    length = 2 * reach - 1
+    if table.shape[0] == length:
+        return table
+    resampled = F.interpolate(at_least_float32(table).T[None], size=length, mode='linear', align_corners=True)
+    return resampled[0].T.to(table.dtype).contiguous()
+
+
+@register_notrace_module
+class LearnedEncoding(nn.Module):
+    """Learned relative encoding: a vector per row offset and a vector per column offset (Ramachandran et al., 2019).
+
+    Attributes:
+        row_table: Row offsets from ``-(H - 1)`` to ``H - 1``, shape (2 H - 1, dim).
+        col_table: Column offsets, shape (2 W - 1, dim).
+        row_keys: ``v`` of equation (8) for row offsets, shape (heads, dim); only with the position term.
+        col_keys: The same for column offsets.
+    """
+    position: Final[bool]
+    content_position: Final[bool]
+    if TYPE_CHECKING:
+        row_keys: torch.Tensor
+        col_keys: torch.Tensor
+
+    def __init__(
+            self,
+            num_heads: int,
+            head_dim: int,
+            grid_size: Tuple[int, int],
+            position: bool = True,
+            content_position: bool = False,
+            device=None,
+            dtype=None,
+    ):
+        """
+        Args:
+            num_heads: Number of heads.
+            head_dim: Channels of a query. The tables have as many channels, or half as many each if queries meet them:
+                the first half of a query meets the row table, the second the column table.
+            grid_size: Rows and columns of the largest input.
+            position: Keep the position term, ``v r_delta``.
+            content_position: Keep the content-position term, ``x_q Wq r_delta``.
+
+        Raises:
+            ValueError: If queries meet the tables and head_dim is odd.
+        """
+        dd = {'device': device, 'dtype': dtype}
+        super().__init__()
+        self.position = position
+        self.content_position = content_position
+        if content_position and head_dim % 2:
+            raise ValueError(f'dim={head_dim}: the content_position term of a learned encoding needs an even number')
+        dim = head_dim // 2 if content_position else head_dim
+        self.row_table = nn.Parameter(torch.empty(2 * grid_size[0] - 1, dim, **dd))
+        self.col_table = nn.Parameter(torch.empty(2 * grid_size[1] - 1, dim, **dd))
+        self.register_parameter('row_keys', nn.Parameter(torch.empty(num_heads, dim, **dd)) if position else None)
+        self.register_parameter('col_keys', nn.Parameter(torch.empty(num_heads, dim, **dd)) if position else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Tables from N(0, 1), keys uniform in +-1 / sqrt(dim), as the released code leaves them."""
+        nn.init.normal_(self.row_table)
+        nn.init.normal_(self.col_table)
+        if self.position:
+            bound = self.row_table.shape[1] ** -0.5
+            nn.init.uniform_(self.row_keys, -bound, bound)
+            nn.init.uniform_(self.col_keys, -bound, bound)
+
+    def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
+        """Resample the tables for inputs of other than the present (rows, columns)."""
+        for name, reach in (('row_table', grid_size[0]), ('col_table', grid_size[1])):
+            table = getattr(self, name)
+            setattr(self, name, nn.Parameter(resample_table(table.detach(), reach), table.requires_grad))
+
+    def keep_heads(self, heads: torch.Tensor) -> None:
+        """Keep these heads, integers of shape (n,), and drop the others; the tables serve all heads."""
+        for name in ('row_keys', 'col_keys'):
+            select_parameter(self, name, heads)
+
+    def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The position term of equation (8) by offset; see :meth:`QuadraticEncoding.offset_tables`.
+
+        Raises:
+            ValueError: If a table does not reach that far.
+        """
+        tables = []
+        for table, keys, size in ((self.row_table, self.row_keys, height), (self.col_table, self.col_keys, width)):
+            check_reach(table, size)
+            reach = (table.shape[0] + 1) // 2
+            tables.append(keys.cpu().double() @ table[reach - size:reach + size - 1].cpu().double().T)
+        return tables[0], tables[1], tables[0].new_zeros(len(tables[0]))
+
+    def forward(
+            self,
+            query: Optional[torch.Tensor],
+            height: int,
+            width: int,
+            queries: Optional[torch.Tensor] = None,
+    ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
+        """Scores of the terms that know positions, split by axis; see :meth:`QuadraticEncoding.forward`."""
+        rows: Optional[torch.Tensor] = None
+        cols: Optional[torch.Tensor] = None
+        if self.position:
+            # sums of products: autocast would run a matrix product in half precision
+            row_scores = (at_least_float32(self.row_table)[:, None] * at_least_float32(self.row_keys)).sum(-1)
+            col_scores = (at_least_float32(self.col_table)[:, None] * at_least_float32(self.col_keys)).sum(-1)
+            rows = relative_table(row_scores, height, queries).permute(2, 0, 1)[None, :, :, None]
+            cols = relative_table(col_scores, width).permute(2, 0, 1)[None, :, None]
+        if self.content_position:
+            assert query is not None
+            half = query.shape[-1] // 2
+            row_table = relative_table(self.row_table, height, queries)
+            of_rows = at_least_float32(torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table))
+            col_table = relative_table(self.col_table, width)
+            of_cols = at_least_float32(torch.einsum('bhijd,jld->bhijl', query[..., half:], col_table))
+            rows = of_rows if rows is None else rows + of_rows
+            cols = of_cols if cols is None else cols + of_cols
+        assert rows is not None and cols is not None
+        return rows, cols, None
