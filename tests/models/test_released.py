@@ -140,3 +140,5 @@ def test_other_head_counts_are_refused_by_name(released):
     load, state_dict, _, _ = released
     with pytest.raises(ValueError, match=r'num_heads=\(2, 2\).*\(2, 3\) heads per layer'):
         load(state_dict, num_heads=2)
+    with pytest.raises(RuntimeError, match='size mismatch'):  # of another width, not of twice as many heads
+        load(state_dict, embed_dim=D // 2)

@@ -145,9 +145,8 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) ->
     if is_released(state_dict):
         state_dict = convert_released(state_dict, model.patch_size)
 
-    heads = tuple(
-        state_dict[f'blocks.{i}.attn.value.weight'].shape[1] // model.num_features
-        for i in range(len(model.blocks)) if f'blocks.{i}.attn.value.weight' in state_dict)
+    values = [state_dict.get(f'blocks.{i}.attn.value.weight') for i in range(len(model.blocks))]
+    heads = tuple(weight.shape[1] // weight.shape[0] for weight in values if weight is not None)
     if len(heads) == len(model.num_heads) and heads != model.num_heads:
         raise ValueError(
             f'num_heads={model.num_heads}: the checkpoint has {heads} heads per layer, create the model with '
