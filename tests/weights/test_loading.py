@@ -31,6 +31,11 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
         assert not timm.is_model_pretrained(name)
 
 
+def test_a_tag_without_weights_is_named_where_others_have_some():
+    with pytest.raises(RuntimeError, match=r'sa_quadratic_cifar\.cifar10 has no trained weights yet'):
+        timm.create_model('sa_quadratic_cifar.cifar10', pretrained=True)
+
+
 def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
     """As timm has it: where no tag is named, the first that has weights, so the most accurate come first."""
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)

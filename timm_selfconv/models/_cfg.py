@@ -7,7 +7,7 @@ from timm.models import build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
 from ._base import ZooNet
-from timm_selfconv.weights import LICENSE
+from timm_selfconv.weights import LICENSE, default_weights
 from timm_selfconv.weights.loading import own_state_dict, weight_sources
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
@@ -61,8 +61,9 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
+            tag = '' if default_weights(variant) == variant else f'.{cfg.tag}'
             raise RuntimeError(
-                f'{variant} has no trained weights yet. Train it (recipes/README.md says how), give weights of '
+                f'{variant}{tag} has no trained weights yet. Train it (recipes/README.md says how), give weights of '
                 f"your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
                 "timm.list_models('*_cifar', pretrained=True)")
         state_dict = own_state_dict(cfg)
