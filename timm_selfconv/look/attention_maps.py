@@ -47,7 +47,7 @@ def attention_layers(model: nn.Module) -> List[Any]:
     if not layers:
         raise ValueError(
             f"model={type(model).__name__}: has no attention maps to look into; needs SelfAttention2d or ConvAttention "
-            "layers or timm's vision transformer")
+            "layers, or one of timm's transformers")
     return layers
 
 
