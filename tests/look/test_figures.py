@@ -189,6 +189,13 @@ def test_accuracy_over_epochs(tmp_path):
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ['a: 56.0 %', 'b: 60.5 %']
 
 
+def test_the_legend_of_accuracies_hides_no_point():
+    figure = figures.figure_accuracy({'a': [(30, 88.)], 'b': [(26, 87.)]})
+    figure.draw_without_rendering()
+    box, (ax,) = figure.axes[0].get_legend().get_window_extent(), figure.axes
+    assert not any(box.contains(*ax.transData.transform(line.get_xydata()[0])) for line in ax.lines)
+
+
 def test_summaries_that_cannot_be_read(tmp_path):
     needs = r'run=.*needs a net whose history ships, or a folder with history\.json or the summary\.csv'
     with pytest.raises(ValueError, match=needs):
