@@ -30,6 +30,9 @@ def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, fold
     for name in names:
         probabilities = [row['probability'] for row in rows if row['picture'] == name]
         assert sum(probabilities) == pytest.approx(1) and probabilities == sorted(probabilities, reverse=True)
+    with pytest.raises(SystemExit):
+        main([*command, f'{folder}/test/3/broken.png'])
+    assert capsys.readouterr().out == ''
     main([*command, names[0]])
     out = capsys.readouterr().out
     assert '0.png' in out and 'probability' in out and "one of CIFAR-10's ten classes: airplane," in out

@@ -67,7 +67,7 @@ def run_classify(args: Namespace) -> None:
         rows += [{'picture': path, 'class': name, 'probability': prob} for name, prob in best]
     if args.json:
         print(json.dumps(rows, indent=2))
-    else:
+    elif rows:
         names = label_names(model)
         known = "CIFAR-10's ten classes" if names == CIFAR10_CLASSES else f'{model.num_classes} classes'
         told = textwrap.shorten(f'This net takes each picture for one of {known}: {", ".join(names) or "unnamed"}', 400)
