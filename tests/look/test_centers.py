@@ -146,6 +146,14 @@ def test_training_is_drawn_in_order_of_epochs(tmp_path):
     assert [ax.lines[1].get_xdata()[0] for ax in figure.axes[:4]] == [0, 2, 9, 10]
 
 
+def test_offsets_beside_narrow_panels_stand_apart():
+    figure = figures.figure_training(dict.fromkeys(range(6), encoding_blobs(quadratic_net())), (8, 8))
+    figure.set_dpi(180)
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[-1].get_xticklabels()]
+    assert all(left.x1 + 4 < right.x0 for left, right in zip(boxes, boxes[1:]))
+
+
 def test_training_of_something_else_is_refused(tmp_path):
     net = quadratic_net()
     needs = r'run=.*needs a net whose history ships, or a folder with history.json or checkpoint-\*'
