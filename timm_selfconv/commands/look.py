@@ -197,7 +197,7 @@ def add_curves(parser: ArgumentParser) -> None:
 
 
 def run_curves(args: Namespace) -> None:
-    """Draw test accuracy over epochs of nets whose histories ship, and of runs."""
+    """Draw validation accuracy over epochs of nets whose histories ship, and of runs."""
     from timm_selfconv.look import figures
 
     names = [Path(run).resolve().name if Path(run).is_dir() else run for run in args.runs]

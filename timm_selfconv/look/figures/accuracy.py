@@ -1,4 +1,4 @@
-"""Test accuracy over epochs (paper, Fig. 2 and 13; report, Fig. 1)."""
+"""Validation accuracy over epochs (paper, Fig. 2 and 13; report, Fig. 1)."""
 import csv
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple, Union
@@ -13,7 +13,7 @@ __all__ = ['figure_accuracy', 'read_accuracies']
 
 
 def read_accuracies(run: Union[str, Path]) -> List[Tuple[int, float]]:
-    """Test accuracy over a run: from its history, else from the summary.csv of timm's train script.
+    """Validation accuracy over a run: from its history, else from the summary.csv of timm's train script.
 
     Args:
         run: Folder of the run, or a net whose history ships.
@@ -48,7 +48,7 @@ def read_accuracies(run: Union[str, Path]) -> List[Tuple[int, float]]:
 
 @styled
 def figure_accuracy(runs: Dict[str, Sequence[Tuple[int, float]]]) -> Figure:
-    """Test accuracy over epochs of several runs.
+    """Validation accuracy over epochs of several runs.
 
     Args:
         runs: By name, what :func:`read_accuracies` returns.
@@ -60,7 +60,7 @@ def figure_accuracy(runs: Dict[str, Sequence[Tuple[int, float]]]) -> Figure:
         ax.plot(
             *zip(*points), color=color, marker='osD^v'[number % 5], markersize=2.5,
             label=f'{name}: {points[-1][1]:.1f} %')
-    ax.set(xlabel='epochs trained', ylabel='test accuracy [%]')
+    ax.set(xlabel='epochs trained', ylabel='validation accuracy [%]')
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color='0.9', linewidth=0.5)
