@@ -310,6 +310,7 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
     for image, layer in zip(panels(drawn['attention']), expected, strict=True):
         np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-20., 1.), *[(-10., 1.)] * 2]
+    assert all(ax.get_xticklabels() and ax.get_yticklabels() for ax in drawn['centers'].axes)  # each has its scale
     assert drawn['statistics'].axes[0].lines[2].get_ydata()[0] == pytest.approx(1 - 1 / 16, abs=1e-5)  # uniform
     with pytest.raises(ValueError, match=r'needs a row and a column on the grid of 12 x 20'):
         figures.draw_figures(net, images, query=(5, 20))

@@ -217,7 +217,8 @@ def layer_panels(layers: int, title: str, small: str, net: str, share: bool = Tr
         ax.remove()
     for number, ax in enumerate(axes[:layers]):
         ax.set(title=f'layer {number}', xlabel='column offset [pixels]', ylabel='row offset [pixels]')
-        ax.label_outer()
+        if share:
+            ax.label_outer()
     return figure, axes[:layers]
 
 
