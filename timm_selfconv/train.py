@@ -29,7 +29,7 @@ from timm_selfconv.commands._shared import natural
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    parser.add_argument('recipe', help="YAML file, or the name of one of the package's, e.g. paper")
+    parser.add_argument('recipe', metavar='RECIPE', help="YAML file, or the name of one of the package's, e.g. paper")
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='replaces a key of the recipe')
     parser.add_argument('--output', required=True, type=Path, metavar='DIR', help='checkpoint and summary')
     parser.add_argument('--data', help="folder or timm dataset name (default: the recipe's)")

@@ -57,7 +57,7 @@ def model_name(text: str) -> str:
 def add_model(parser: ArgumentParser) -> None:
     """A net and its weights: the arguments of :func:`create_model`."""
     parser.add_argument(
-        'model', type=model_name, metavar='MODEL', help='a name that timm-selfconv list shows, or local-dir:FOLDER')
+        'model', type=model_name, metavar='MODEL', help="a net of timm's or of timm-selfconv list, or local-dir:FOLDER")
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument('--checkpoint', type=checkpoint, metavar='FILE', help='weights of your own')
     weights.add_argument('--untrained', action='store_true', help='take the net as it is before any training')

@@ -11,7 +11,7 @@ RECIPE = 'pictures'
 
 def add_finetune(parser: ArgumentParser) -> None:
     parser.add_argument(
-        'model', type=model_name, metavar='NET', help='begin in its weights: a name, or local-dir:FOLDER')
+        'model', type=model_name, metavar='MODEL', help='begin in its weights: a name, or local-dir:FOLDER')
     parser.add_argument('folder', metavar='FOLDER', help=(
         'FOLDER/train/CLASS and FOLDER/val/CLASS, or FOLDER/CLASS, of which a fifth is held out'))
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='a key of the recipe, e.g. epochs=40')

@@ -209,8 +209,8 @@ def run_curves(args: Namespace) -> None:
 
 
 def add_explore(parser: ArgumentParser) -> None:
-    parser.add_argument('model', type=model_name, metavar='MODEL')
-    parser.add_argument('images', nargs='+', type=picture, metavar='IMAGE')
+    parser.add_argument('model', type=model_name, metavar='MODEL', help='a name, or local-dir:FOLDER')
+    parser.add_argument('images', nargs='+', type=picture, metavar='IMAGE', help='pictures')
     add_output(parser, 'FILE', 'the page, e.g. explorer.html')
     parser.add_argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture')
     parser.add_argument('--versus', action='append', type=model_name, default=[], metavar='MODEL', help=(

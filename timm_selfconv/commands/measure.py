@@ -50,7 +50,7 @@ def add_bench(parser: ArgumentParser) -> None:
     parser.add_argument('--against', choices=['operators'], help=(
         'time the net beside itself without kernels, not beside the released algorithm'))
     parser.add_argument('--device', default='cpu')
-    parser.add_argument('--threads', type=natural, help='how many of the CPU (default: as torch chooses)')
+    parser.add_argument('--threads', type=natural, help='of the CPU (default: as torch chooses)')
     parser.add_argument('--seconds', type=float, default=3., help=(
         'each is run for, at least, unless turns have taken ten times as long (default: 3)'))
     parser.add_argument('--json', action='store_true', help='for machines')
@@ -70,7 +70,7 @@ def run_bench(args: Namespace) -> None:
     model = create_model(
         args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed).to(device)
     cuda = device.type == 'cuda'
-    hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} threads'
+    hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} thread(s)'
     each = itertools.product(args.dtype, args.img_size, args.batch_size)
     speeds = [
         speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)

@@ -25,7 +25,7 @@ def fact(text: str) -> Tuple[str, str]:
 
 
 def add_export(parser: ArgumentParser) -> None:
-    parser.add_argument('model', type=model_name, metavar='MODEL')
+    parser.add_argument('model', type=model_name, metavar='MODEL', help='NAME or NAME.TAG, of the zoo')
     parser.add_argument('--checkpoint', required=True, type=checkpoint, help="checkpoint, e.g. timm's last.pth.tar")
     parser.add_argument('--data', required=True, help='CIFAR-10, as for eval')
     add_output(parser, 'DIR', 'folder of the new files', Path)
