@@ -14,7 +14,7 @@ net's by name. `num_classes` gives it a new classifier, for those of the data; `
 OUTPUT gets last.pth.tar after each epoch (timm's layout), as many older ones as `checkpoint_hist` asks for,
 summary.csv (timm's columns) and history.json, which also says where the heads looked after each epoch. Stop the script
 at any moment and start it again with the same arguments: it goes on after the last whole epoch and ends with the
-weights that it would have had. It tells how to export them; a net with classes or an image size of its own lies in
+weights that it would have had. It tells how to export them; a net with classes, size or arguments of its own lies in
 OUTPUT in the end, as timm's `local-dir:` nets do. Nothing is chosen by test accuracy: the last weights count, or their
 average (`model_ema`) if the recipe keeps one. To tune a recipe, hold images out of the training split:
 train_split='train[:45000]' val_split='train[45000:]'.

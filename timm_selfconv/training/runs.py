@@ -23,8 +23,12 @@ __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
 
 
 def has_folder(args: argparse.Namespace) -> bool:
-    """Return True for recipes with classes, an image size or attention of their own, whose net becomes a folder."""
-    return args.num_classes is not None or args.img_size is not None or 'attention_stages' in args.model_kwargs
+    """Return True for recipes with classes, an image size or arguments of their own, whose net becomes a folder.
+
+    No name of the zoo's stands for it, unless the arguments are dropout rates, which weights don't depend on.
+    """
+    own = [key for key in args.model_kwargs if not key.endswith('_rate')]
+    return args.num_classes is not None or args.img_size is not None or bool(own)
 
 
 def check_folder(folder: Path) -> None:
