@@ -1,4 +1,5 @@
 import io
+import itertools
 import math
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_offsets_beside_narrow_panels_stand_apart():
     figure.set_dpi(180)
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[-1].get_xticklabels()]
-    assert all(left.x1 + 4 < right.x0 for left, right in zip(boxes, boxes[1:]))
+    assert all(left.x1 + 4 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_training_of_something_else_is_refused(tmp_path):
