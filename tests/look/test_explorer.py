@@ -311,6 +311,27 @@ def test_link_and_picture_of_the_view(open_page):
         assert len(saved.crop((left, top, left + 2 * box['width'], top + 2 * box['height'])).getcolors(1 << 16)) > 3
 
 
+def test_the_picture_of_a_view_has_its_words_but_no_controls(open_page, tmp_path):
+    model = create('sa_quadratic_cifar')
+    write_run(tmp_path, model, (8, 12), 1)
+    page = open_page(explorer_page({'net': model}, PICTURES, runs=[tmp_path]))
+    lines = page.evaluate("""() => {
+        const lines = [], Context = CanvasRenderingContext2D.prototype, plain = Context.fillText;
+        Context.fillText = text => lines.push(text);
+        paint();
+        Context.fillText = plain;
+        return lines;
+    }""")
+    assert 'Play' not in lines and 'Training: where the heads look' in lines
+    assert not any(re.search(r'\s\s', line) for line in lines)  # folded, as on the page
+
+
+def test_a_class_that_the_net_does_not_know_has_no_bar(open_page):
+    page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES, labels=['unicorn', 'cat']))
+    assert page.locator('.classes li').last.text_content() == 'unicorntrue'
+    assert page.locator('.classes li').count() == 4 and page.locator('.classes li > div').count() == 3
+
+
 def test_averages_show_no_single_pictures_classes(open_page):
     page = open_page(explorer_page({'net': create('sa_learned_content_cifar')}, PICTURES), hash='mean=1')
     page.get_by_text('Mean over 2 pictures').wait_for()

@@ -95,7 +95,7 @@ class Panel {
       if (known) bar.style.width = percent(probability).replace(' ', '');
       const marks = label && label[0] === name ? [element('small', { title: 'true class' }, 'true')] : [];
       return element('li', {}, element('span', {}, name, ...marks),
-        element('span', {}, known ? percent(probability) : ''), element('div', {}, bar));
+        ...known ? [element('span', {}, percent(probability)), element('div', {}, bar)] : []);
     }));
     this.tiles.forEach(({ button }, i) => button.setAttribute('aria-pressed', state.heads[this.number] === i));
   }

@@ -159,6 +159,7 @@ function paint() {
         range.setStart(text, i);
         range.setEnd(text, i + 1);
         const place = range.getBoundingClientRect();
+        if (!place.width && !text.data[i].trim()) continue;  // space that the page folds
         if (!last || place.top > last.top + 2) {
           flush();
           [line, last] = ['', place];
