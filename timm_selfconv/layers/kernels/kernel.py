@@ -14,7 +14,7 @@ __all__ = [
     'hooked', 'needs_plain_ops', 'switched',
 ]
 
-# bytes that a group holds: on a CPU a share of the cache, elsewhere of the memory
+# bytes that a group holds at most: on a CPU a share of the cache, elsewhere of the memory
 CPU_BYTES = 8 * 2 ** 20
 DEVICE_BYTES = 2 ** 30
 # smaller probabilities are set to zero: they change no sum, and products of denormal numbers are slow
@@ -117,10 +117,19 @@ def part(t: Optional[torch.Tensor], axes: Axes, places: Sequence[slice]) -> Any:
     return t
 
 
-def groups(held: Sequence[int], device: torch.device) -> List[Places]:
-    """The images, and the heads or rows, of each group; see :meth:`Kernel.__call__`."""
+def groups(held: Sequence[int], shared: int, device: torch.device) -> List[Places]:
+    """The images, and the heads or rows, of each group.
+
+    On a CPU half of the most is quicker, unless inputs that every group reads are large.
+
+    Args:
+        held: See :meth:`Kernel.__call__`.
+        shared: Bytes of inputs that every group reads.
+        device: Where they are.
+    """
     images, parts, nbytes = held
-    fit = max(1, (CPU_BYTES if device.type == 'cpu' else DEVICE_BYTES) // max(1, nbytes))
+    most = min(CPU_BYTES, max(CPU_BYTES // 2, 4 * shared)) if device.type == 'cpu' else DEVICE_BYTES
+    fit = max(1, most // max(1, nbytes))
     steps, places = (max(1, fit // parts), min(fit, parts)), []
     for i in range(0, max(1, images), steps[0]):
         for j in range(0, parts, steps[1]):
@@ -192,10 +201,14 @@ class Kernel:
         self.operator.register_vmap(batch)
         differential.register_fake(empty_gradients)
 
+    def shared(self, inputs: Tensors) -> int:
+        """Bytes of the inputs that have no images."""
+        return sum(t.nbytes for t, (images, _) in zip(inputs, self.axes) if t is not None and images is None)
+
     def forward(self, held: Sequence[int], *inputs: Any) -> torch.Tensor:
         """The function group by group, out of autograd's sight."""
         out: Optional[torch.Tensor] = None
-        for places in groups(held, inputs[0].device):
+        for places in groups(held, self.shared(inputs), inputs[0].device):
             some = self.attend(*map(part, inputs, self.axes, itertools.repeat(places)))
             if out is None:
                 shape = list(some.shape)
@@ -216,7 +229,7 @@ class Kernel:
             *inputs: Optional[torch.Tensor],
     ) -> List[torch.Tensor]:
         """Gradients group by group, nothing where not needed; sums over groups are kept in float32 at least."""
-        each = groups(held, grad.device)
+        each = groups(held, self.shared(inputs), grad.device)
         sums = torch.promote_types(grad.dtype, torch.float32)
         totals: List[torch.Tensor] = []
         for t, axes, need in zip(inputs, self.axes, needs):

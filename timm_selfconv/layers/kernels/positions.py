@@ -86,10 +86,9 @@ def attend_to_factors(
         gathered = (cols[:, None] @ met).view(heads, -1, dim).transpose(0, 1).flatten(1)
         out = gathered @ weight.flatten(1).T
     else:
-        pixels, values = pixels.view(-1, dim), weight.permute(1, 2, 0).contiguous()
+        values = torch.bmm(pixels.view(-1, dim).expand(heads, -1, -1), weight.permute(1, 2, 0))
         met = x.new_empty(out_height, heads, width * images * len(weight))
-        for head in range(heads):
-            torch.mm(rows[head], (pixels @ values[head]).view(height, -1), out=met[:, head])
+        torch.bmm(rows, values.view(heads, height, -1), out=met.transpose(0, 1))
         factor = cols.transpose(0, 1).flatten(1).expand(out_height, -1, -1)
         out = torch.bmm(factor, met.view(out_height, heads * width, -1))
     return out.view(out_height, cols.shape[1], images, -1).permute(2, 0, 1, 3)
@@ -217,9 +216,10 @@ def separable_attention(
                     and has_matrix_units()):
                 out = map_attention(maps_of_factors(row_probs, col_probs), x, weight, bias)
                 return out.unflatten(1, (row_probs.shape[1], col_probs.shape[1]))
-            gathered = x.shape[1] * x.shape[2] * max(x.shape[3], len(weight)) * dtype.itemsize
+            met = row_probs.shape[1] * (x.shape[2] + col_probs.shape[1])  # pixels, by rows and then by columns too
+            held = met * max(x.shape[3], len(weight)) * dtype.itemsize
             out = by_factors(
-                (len(x), len(row_probs), gathered), row_probs, col_probs, x.to(dtype),
+                (len(x), len(row_probs), held), row_probs, col_probs, x.to(dtype),
                 weight.to(dtype).unflatten(1, (len(row_probs), -1)))
             return out if bias is None else out + bias.to(dtype)
     return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight, bias)
