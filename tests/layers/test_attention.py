@@ -213,6 +213,7 @@ def test_torchscript(encoding, terms):
 
 @pytest.mark.parametrize('kwargs,match', [
     (dict(num_heads=0), 'num_heads=0: needs an integer of at least 1'),
+    (dict(dim=0), 'dim=0: needs an integer of at least 1'),
     (dict(num_heads=2.5), 'num_heads=2.5'),
     (dict(num_heads=True), 'num_heads=True'),
     (dict(terms=()), r'terms=\(\).*content_position'),
@@ -224,7 +225,7 @@ def test_torchscript(encoding, terms):
 ])
 def test_arguments_that_make_no_sense_are_named(kwargs, match):
     with pytest.raises(ValueError, match=match):
-        SelfAttention2d(8, **kwargs)
+        SelfAttention2d(**{'dim': 8, **kwargs})
 
 
 @pytest.mark.parametrize('encoding,terms,device', [

@@ -2,7 +2,7 @@
 
 - attention: ``SelfAttention2d`` on a grid of pixels: its scores, every term of the paper's equation (8), and the path
   from them to its output. encodings: quadratic, learned and absolute positions, with their maths, an axis at a time;
-  windows of Gaussian heads on large grids. slicing: parameters of some heads.
+  windows of Gaussian heads on large grids. parameters: sizes, and parameters of some heads.
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
 - token_attention: ``TokenAttention``, as vision transformers have it. gated_attention: ``GatedAttention``, ConViT's, by
   its factors. conv_attention: ``ConvAttention``, a head per tap of a kernel.

@@ -13,7 +13,7 @@ from .encodings.windows import gaussian_windows
 from .kernels import key_attention, map_attention, separable_attention
 from .kernels.kernel import TINY, at_least_float32, autocast_dtype, computed_by, counted, hooked, needs_plain_ops
 from .kernels.positions import gather_by_factors, gather_by_maps
-from .slicing import select_parameter
+from .parameters import check_sizes, select_parameter
 
 __all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'SelfAttention2d', 'dense_scores']
 
@@ -174,10 +174,7 @@ class SelfAttention2d(nn.Module):
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
         terms = check_terms(terms, encoding)
-        if head_dim is not None and (isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 1):
-            raise ValueError(f'head_dim={head_dim!r}: needs an integer of at least 1, or None')
-        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-            raise ValueError(f'num_heads={num_heads!r}: needs an integer of at least 1')
+        check_sizes(dim=dim, num_heads=num_heads, head_dim=dim if head_dim is None else head_dim)
 
         self.terms = terms
         self.dim = dim

@@ -9,14 +9,9 @@ from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 
-__all__ = ['Block', 'BlockNet', 'ZooNet', 'check_images', 'check_sizes', 'to_grid_size']
+from timm_selfconv.layers.parameters import check_sizes
 
-
-def check_sizes(**sizes: Any) -> None:
-    """Raise a ValueError for the first argument that is no integer of at least 1."""
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
+__all__ = ['Block', 'BlockNet', 'ZooNet', 'check_images', 'to_grid_size']
 
 
 def to_grid_size(img_size: Union[int, Sequence[int]], patch_size: int) -> Tuple[int, int]:

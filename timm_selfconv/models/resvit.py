@@ -18,7 +18,8 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock
 
 from timm_selfconv.layers import TokenAttention
-from ._base import Block, BlockNet, check_sizes, to_grid_size
+from timm_selfconv.layers.parameters import check_sizes
+from ._base import Block, BlockNet, to_grid_size
 from ._cfg import build_net, cifar_cfgs
 
 __all__ = ['ResVit']

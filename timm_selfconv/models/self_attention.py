@@ -19,7 +19,8 @@ from timm.models import generate_default_cfgs, register_model
 
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.encodings import resample_table
-from ._base import Block, BlockNet, check_sizes, to_grid_size
+from timm_selfconv.layers.parameters import check_sizes
+from ._base import Block, BlockNet, to_grid_size
 from ._cfg import build_net, cifar_cfgs
 from ._released import convert_released, is_released
 

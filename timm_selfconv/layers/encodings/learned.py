@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 
 from ..kernels.kernel import at_least_float32
-from ..slicing import select_parameter
+from ..parameters import select_parameter
 
 __all__ = ['LearnedEncoding', 'relative_table', 'resample_table']
 

@@ -8,7 +8,7 @@ import torch.nn as nn
 from timm.layers import register_notrace_module, trunc_normal_
 
 from ..kernels.kernel import at_least_float32
-from ..slicing import select_parameter
+from ..parameters import select_parameter
 
 __all__ = ['QuadraticEncoding', 'around_nearest', 'axis_offsets', 'gaussian_axis_scores']
 

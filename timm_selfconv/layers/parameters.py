@@ -1,8 +1,17 @@
-"""Parameters of some heads only."""
+"""Sizes of layers, and parameters of some heads only."""
+from typing import Any
+
 import torch
 import torch.nn as nn
 
-__all__ = ['select_parameter']
+__all__ = ['check_sizes', 'select_parameter']
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Raise a ValueError for the first argument that is no integer of at least 1."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
 
 
 def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int = 0) -> None:
