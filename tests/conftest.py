@@ -11,6 +11,7 @@ import torch
 from timm.layers import set_fused_attn
 
 import timm_selfconv  # noqa: F401  registers the nets
+from timm_selfconv.cli import main
 from tiny_nets import small_sizes
 
 # torch reads it once a process: a test that profiles must not let it talk in a later one that runs a command
@@ -79,6 +80,19 @@ def explicit_maps():
             set_fused_attn(True)
 
     return switched_off
+
+
+@pytest.fixture
+def refused(capsys):
+    """Checks that a command ends in one line of stderr that holds some words, and with exit status 2."""
+    def refused(message, command):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(word) for word in command])
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and message in error, error
+        assert error.count('\n') == 1 and len(error) < 800
+
+    return refused
 
 
 @pytest.fixture

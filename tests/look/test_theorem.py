@@ -172,7 +172,7 @@ def test_screen(scheme, width, open_page):
     assert (int(re.findall(r'\d+', background)[0]) > 200) == (scheme == 'light')
 
 
-def test_command(tmp_path, capsys):
+def test_command(tmp_path, capsys, refused):
     pixels = np.random.default_rng(0).integers(0, 256, (96, 96, 3), dtype=np.uint8)
     picture, file = tmp_path / '<b>&amp;{{data}}.png', tmp_path / 'new' / 'theorem.html'
     Image.fromarray(pixels).save(picture)
@@ -181,7 +181,5 @@ def test_command(tmp_path, capsys):
     assert str(file) in capsys.readouterr().out
     assert (photo_of(page) * 255).round().byte().permute(1, 2, 0).numpy().tolist() == pixels.tolist()
     assert '&lt;b&gt;&amp;amp;{{data}}.png' in page and '<b>' not in page
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(['theorem', '--output', str(file)])
-    assert stopped.value.code == 2 and 'theorem.html exists' in capsys.readouterr().err
+    refused('theorem.html exists', ['theorem', '--output', file])
     assert file.read_text(encoding='utf-8') == page

@@ -5,7 +5,7 @@ import torch.nn as nn
 from PIL import Image
 
 from timm_selfconv import weights
-from timm_selfconv.data import classify, open_images
+from timm_selfconv.data import open_images
 from timm_selfconv.measure import evaluation
 from timm_selfconv.measure.evaluation import evaluate
 from timm_selfconv.measure.tables import zoo_counts
@@ -120,14 +120,6 @@ def test_a_split_that_a_folder_lacks_is_not_all_of_it(folder, split):
     with pytest.raises(ValueError, match=r"split='.*': needs one of \['test'\]"):
         evaluate(RedMeter(), str(folder), split=split)
     assert evaluate(RedMeter(), str(folder / 'test')).images == 20  # a folder of classes has no splits
-
-
-def test_pictures_are_classified_one_by_one(tmp_path):
-    picture(3).convert('L').save(tmp_path / 'grey.png')
-    picture(7).save(tmp_path / 'red.png')
-    results = classify(RedMeter(), open_images([tmp_path / 'red.png', tmp_path / 'grey.png']))
-    assert results[0][0] == 'horse' and results[0][1] == pytest.approx(1., abs=1e-3)
-    assert len(results) == 2
 
 
 @pytest.mark.parametrize('name', ['missing.png', 'text.png', 'half.png', '.'])

@@ -32,17 +32,6 @@ def test_another_image_size_resamples_learned_encodings(name, images):
     assert model(x).shape == (1, 10)
 
 
-def test_resampled_tables_carry_their_offsets():
-    """A table that grows linearly with the offset still does, at half the rate for twice the positions."""
-    model = timm.create_model('sa_learned_cifar', **SMALL)
-    encoding = model.blocks[0].attn.encoding
-    with torch.no_grad():
-        encoding.row_table.copy_(torch.arange(-15., 16.)[:, None].expand(-1, 16))
-    model.set_input_size(62)
-    torch.testing.assert_close(
-        encoding.row_table, (torch.arange(-30., 31.) / 2)[:, None].expand(-1, 16))
-
-
 @pytest.mark.parametrize('kwargs,match', [
     (dict(num_heads=(9, 9)), r'num_heads=\(9, 9\).*6 layers'),
     (dict(num_heads=(9, 9, 9, 9, 9, 0)), 'num_heads=0'),
@@ -70,8 +59,3 @@ def test_attention_extract_sees_the_maps(name, images, explicit_maps):
     assert [n.rsplit('.', 1)[-1] for n in traced] == ['softmax'] * len(model.blocks)
     for seen, expected in zip(traced.values(), maps):  # of a shared layer the first pass
         torch.testing.assert_close(seen.expand(2, -1, -1, -1), expected.flatten(4).flatten(2, 3))
-
-
-def test_a_hierarchical_net_has_one_number_of_heads():
-    with pytest.raises(ValueError, match=r'num_heads=\(3, 3\): needs one number'):
-        timm.create_model('sa_quadratic_cifar', hierarchical=True, **dict(SMALL, num_heads=(3, 3)))

@@ -159,11 +159,6 @@ def test_what_is_no_convolution_is_refused(attn, kwargs, match):
         attention_to_conv(attn, **{'grid_size': (9, 9), **kwargs})
 
 
-def test_kernels_larger_than_a_learned_table_are_refused():
-    with pytest.raises(ValueError, match=r'offsets up to \(9, 2\).*learned encoding only up to \(8, 8\)'):
-        head_kernels(make_layer('learned'), (19, 5))
-
-
 @pytest.mark.parametrize('encoding,expected', [('quadratic', 'replicate'), ('quadratic_gen', 'replicate'), (
     'learned', 'reflect')])
 def test_the_border_follows_the_encoding(encoding, expected):

@@ -144,8 +144,3 @@ def test_nothing_else_changes_and_timm_saves_it(tmp_path):
 def test_what_does_not_fit_is_named(num_heads, x, match):
     with pytest.raises(ValueError, match=match):
         merge_heads(make_net(), num_heads, x)
-
-
-def test_other_nets_are_refused():
-    with pytest.raises(ValueError, match='model=ResNetCifar: needs a SelfAttentionNet'):
-        merge_heads(timm.create_model('resnet18_cifar', device='meta'), (), images(1))

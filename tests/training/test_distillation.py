@@ -62,13 +62,6 @@ def test_a_student_gives_its_net_s_logits_and_maps_of_its_teacher_s_channels(pai
     assert [w.shape[1] for w in wanted] == [128, 32, 128] and torch.equal(wanted[0], wanted[2])
 
 
-def test_a_student_without_pairs_is_its_net(pair):
-    net, x = pair[0], torch.randn(2, 3, 32, 32)
-    student = Student(net, None, {})
-    torch.testing.assert_close(student(x)[0], net(x), rtol=0, atol=0)
-    assert student(x)[1] == [] and not list(student.heads.parameters())
-
-
 def test_parameters_that_are_not_decayed_keep_so(pair):
     student = Student(*pair, {0: 2})
     assert student.no_weight_decay() == {f'net.{name}' for name in pair[0].no_weight_decay()} != set()

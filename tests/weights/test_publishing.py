@@ -97,7 +97,7 @@ def test_what_goes_wrong_on_the_hub_is_one_line_and_the_next_time_goes_on(hub, p
 
 
 @pytest.mark.slow
-def test_the_zoo_as_folders(tmp_path, publish, capsys):
+def test_the_zoo_as_folders(tmp_path, publish, refused):
     publish(*NETS, '--folder', str(tmp_path / 'zoo'))
     for name in NETS:
         folder = tmp_path / 'zoo' / name
@@ -105,9 +105,7 @@ def test_the_zoo_as_folders(tmp_path, publish, capsys):
         card = (folder / 'README.md').read_text()
         assert card.index('import timm_selfconv') < card.index('create_model') and 'bibtex' in card
         assert (folder / 'explorer.html').is_file() == (name == DRAWN)
-    with pytest.raises(SystemExit):
-        publish(ONE, '--folder', str(tmp_path / 'zoo'))
-    assert 'exists' in capsys.readouterr().err
+    refused('exists', ['publish', ONE, '--folder', tmp_path / 'zoo', '--images', tmp_path / 'red.png'])
 
 
 @pytest.fixture
