@@ -15,7 +15,7 @@ from timm_selfconv.weights.loading import require_hub
 
 __all__ = [
     'PictureDataset', 'at_size', 'class_names', 'classify', 'data_config', 'data_name', 'label_names', 'load_images',
-    'match_classes', 'open_dataset', 'open_images', 'padded_crop', 'preprocess', 'random_resized_crop',
+    'match_classes', 'open_dataset', 'open_images', 'padded_crop', 'preprocess', 'random_resized_crop', 'rank_classes',
     'sample_pictures', 'to_picture', 'top_classes']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
@@ -228,13 +228,17 @@ def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 
 
+def rank_classes(model: nn.Module, batch: torch.Tensor) -> List[List[Tuple[str, float]]]:
+    """Names and probabilities of all classes for each image, shape (B, C, height, width), the most probable first."""
+    with torch.inference_mode():
+        probs, order = model(batch).float().softmax(dim=-1).sort(descending=True, stable=True)
+    names = class_names(model, probs.shape[1])
+    return [[(names[i], p) for p, i in zip(*row)] for row in zip(probs.tolist(), order.tolist())]
+
+
 def top_classes(model: nn.Module, images: Sequence[Image.Image], count: int) -> List[List[Tuple[str, float]]]:
     """Names and probabilities of each picture's most probable classes, in order; see :func:`classify`."""
-    model = model.eval()
-    with torch.inference_mode():
-        probs = model(preprocess(model, images)).float().softmax(dim=-1)
-    best, names = probs.topk(min(count, probs.shape[1])), class_names(model, probs.shape[1])
-    return [[(names[i], p) for p, i in zip(*row)] for row in zip(best.values.tolist(), best.indices.tolist())]
+    return [ranked[:count] for ranked in rank_classes(model.eval(), preprocess(model, images))]
 
 
 def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str, float]]:

@@ -7,8 +7,9 @@ import torch
 import torch.nn as nn
 from torch.profiler import profile
 
-from timm_selfconv.measure.bench import InOperators, Speed, bench, bench_nets, gemm_limit, linear_shapes, \
-    peak_memory, released, take_turns
+from timm_selfconv.layers.kernels.kernel import switched
+from timm_selfconv.measure.bench import Speed, bench, bench_nets, gemm_limit, linear_shapes, peak_memory, \
+    released, take_turns
 
 SMALL = dict(embed_dim=8, mlp_dim=12, depth=2, num_heads=3)
 
@@ -115,9 +116,9 @@ def test_convit_beside_its_fused_copy(train):
 def test_operators_and_kernels_give_the_nets_logits(name, images):
     model, x = timm.create_model(name, **SMALL), images(2, 3, 16, 16)
     seen = []
-    for net in (InOperators(model), model):
-        with profile() as profiler:
-            logits = net(x)
+    for computed in ('operators', ''):  # without kernels, and with them
+        with profile() as profiler, switched(computed):
+            logits = model(x)
         seen.append((logits, any('timm_selfconv' in e.key for e in profiler.key_averages())))
     torch.testing.assert_close(seen[0][0], seen[1][0])
     assert [kernels for _, kernels in seen] == [False, True]

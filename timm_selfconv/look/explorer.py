@@ -16,6 +16,7 @@ import base64
 import copy
 import html
 import io
+import itertools
 import json
 import re
 import zlib
@@ -27,7 +28,7 @@ import torch.nn as nn
 from PIL import Image
 from tqdm import tqdm
 
-from timm_selfconv.data import class_names, preprocess, to_picture
+from timm_selfconv.data import preprocess, rank_classes, to_picture
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.attention import dense_scores
 from timm_selfconv.weights.history import find_history, read_history
@@ -171,16 +172,11 @@ def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]
 
 def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
     """The three most probable classes of each picture, and its true one, each with its probability."""
-    with torch.no_grad():
-        probs = private_copy(model)(batch).float().softmax(-1)
-    names = class_names(model, probs.shape[1])
     predictions: List[Dict[str, Any]] = []
-    for row in probs.tolist():
-        by_name = dict(zip(names, row))
-        predictions.append(dict(top=sorted(by_name.items(), key=lambda entry: -entry[1])[:3]))
-        if labels:
-            label = labels[len(predictions) - 1]
-            predictions[-1]['label'] = (label, by_name.get(label))
+    for ranked, label in itertools.zip_longest(rank_classes(private_copy(model), batch), labels):
+        predictions.append(dict(top=ranked[:3]))
+        if label is not None:
+            predictions[-1]['label'] = (label, dict(ranked).get(label))
     return predictions
 
 

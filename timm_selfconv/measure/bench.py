@@ -22,8 +22,7 @@ from timm_selfconv.layers.kernels.kernel import switched
 from timm_selfconv.models import FusedConVit, SelfAttentionNet
 
 __all__ = [
-    'InOperators', 'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released',
-    'take_turns']
+    'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released', 'take_turns']
 
 
 class ReleasedAttention(nn.Module):
@@ -78,23 +77,6 @@ def released(model: SelfAttentionNet) -> SelfAttentionNet:
     for block in model.blocks:
         block.attn = ReleasedAttention(block.attn)
     return model
-
-
-class InOperators(nn.Module):
-    """A net by the definition of its layers, operator by operator: factors included, kernels left out."""
-
-    def __init__(self, model: nn.Module):
-        """
-        Args:
-            model: The net, whose parameters are used.
-        """
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of the net for images x."""
-        with switched('operators'):
-            return self.model(x)
 
 
 @dataclass(frozen=True)
@@ -257,7 +239,8 @@ def bench(
         train: Time forward, cross-entropy and backward instead of eval forwards.
         fuse: Time the net fused by :func:`timm_selfconv.fuse` too.
         min_run_time: See :func:`take_turns`.
-        against: 'operators' to time it so instead of by the released algorithm, see :class:`InOperators`.
+        against: 'operators' to time the net by the definition of its layers, operator by operator, factors included and
+            kernels left out, instead of the released algorithm.
 
     Returns:
         Speeds: the released algorithm's (if there is one) or that of ``against``, the net's, the fused net's
@@ -287,20 +270,19 @@ def bench(
     images = torch.randn(batch_size, net.in_chans, img_size, img_size, device=first.device, dtype=first.dtype)
 
     in_linears = released(net) if isinstance(net, SelfAttentionNet) else None
-    nets: Dict[str, nn.Module] = {}
+    steps: Dict[str, Callable[[], Any]] = {}
     if against is not None:
-        nets[against] = InOperators(net)
+        steps[against] = switched(against)(step(net, images, train))
     elif in_linears is not None:
-        nets['released algorithm'] = in_linears
-    nets['timm' if convit else 'timm_selfconv'] = net
+        steps['released algorithm'] = step(in_linears, images, train)
+    steps['timm' if convit else 'timm_selfconv'] = step(net, images, train)
     if convit or fuse:
-        nets['fused'] = theory.fuse(net)
-    steps = [step(net, images, train) for net in nets.values()]
+        steps['fused'] = step(theory.fuse(net), images, train)
     limits = [gemm_limit(in_linears, images, train)] if in_linears is not None else []
     with contextlib.nullcontext() if train else torch.inference_mode():
-        memory = [peak_memory(function, first.device) for function in [*steps, *limits]]  # first calls, too
-        seconds, turns = take_turns([*steps, *limits], min_run_time)
+        memory = [peak_memory(function, first.device) for function in [*steps.values(), *limits]]  # first calls, too
+        seconds, turns = take_turns([*steps.values(), *limits], min_run_time)
     return [
         Speed(path, img_size, batch_size, dtype, turns, batch_size / s,
-              seconds[0] / s if len(nets) > 1 else None, seconds[-1] / s if limits else None, held)
-        for path, s, held in zip(nets, seconds, memory)]
+              seconds[0] / s if len(steps) > 1 else None, seconds[-1] / s if limits else None, held)
+        for path, s, held in zip(steps, seconds, memory)]

@@ -10,6 +10,7 @@ of bottlenecks four times, at full resolution; all attention meets the keys of t
 The second bottleneck has a key map as well, which no pass uses: the published parameters count it, so it is there.
 """
 import contextlib
+import functools
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -242,15 +243,12 @@ class SAN(ZooNet):
         return x, taken
 
 
-def _cfgs(*names: str, **kwargs: Any) -> Dict[str, Any]:
-    return cifar_cfgs(
-        *names,
-        first_conv='stem', classifier='head.fc',
-        paper_ids='arXiv:2004.13621', paper_name='Exploring Self-attention for Image Recognition',
-        origin_url='https://github.com/hszhao/SAN',
-        **kwargs,
-    )
-
+_cfgs = functools.partial(
+    cifar_cfgs,
+    first_conv='stem', classifier='head.fc',
+    paper_ids='arXiv:2004.13621', paper_name='Exploring Self-attention for Image Recognition',
+    origin_url='https://github.com/hszhao/SAN',
+)
 
 default_cfgs = generate_default_cfgs({
     **_cfgs('san_pairwise_cifar', 'san_patchwise_cifar', pool_size=(2, 2)),

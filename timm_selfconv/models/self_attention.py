@@ -9,6 +9,7 @@ layer. The variants differ in which terms of the attention score (the paper's eq
 encode positions; see :class:`timm_selfconv.layers.SelfAttention2d`. Hierarchical nets pass through one layer again and
 again, and compute its keys once.
 """
+import functools
 from typing import Any, Dict, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -165,16 +166,13 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) ->
     return out
 
 
-def _cfgs(*names: str, **kwargs: Any) -> Dict[str, Any]:
-    return cifar_cfgs(
-        *names,
-        first_conv='stem', classifier='head.fc',
-        paper_ids='arXiv:1911.03584',
-        paper_name='On the Relationship between Self-Attention and Convolutional Layers',
-        origin_url='https://github.com/epfml/attention-cnn',
-        **kwargs,
-    )
-
+_cfgs = functools.partial(
+    cifar_cfgs,
+    first_conv='stem', classifier='head.fc',
+    paper_ids='arXiv:1911.03584',
+    paper_name='On the Relationship between Self-Attention and Convolutional Layers',
+    origin_url='https://github.com/epfml/attention-cnn',
+)
 
 default_cfgs = generate_default_cfgs({
     **_cfgs(

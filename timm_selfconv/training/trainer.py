@@ -2,7 +2,6 @@
 import argparse
 import csv
 import hashlib
-import io
 import math
 import os
 import re
@@ -36,7 +35,7 @@ from .initialization import whiten_stem
 from .optimization import position_groups
 from .recipes import DEFAULTS
 
-__all__ = ['Training', 'as_value_error', 'computes_bfloat16', 'create_net', 'summary']
+__all__ = ['Training', 'as_value_error', 'computes_bfloat16', 'create_net', 'write_summary']
 
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
@@ -350,7 +349,7 @@ class Training:
         rows = [dict(epochs=0, heads=self.start)]
         for row in self.history:
             rows.append({'epochs': row['epoch'] + 1, **{key: row[key] for key in row if key != 'epoch'}})
-        replace_file(output / 'summary.csv', lambda path: path.write_text(summary(self.history)))
+        replace_file(output / 'summary.csv', lambda path: write_summary(path, self.history))
         write_history(output / HISTORY, self.args.model, self.grid, rows)
 
 
@@ -359,11 +358,10 @@ def older_checkpoints(output: Path) -> List[Path]:
     return sorted(output.glob('checkpoint-*.pth.tar'), key=lambda path: int(re.sub(r'\D', '', path.name) or -1))
 
 
-def summary(history: List[Dict[str, Any]]) -> str:
-    """The file that timm's train.py calls summary.csv; an epoch that was not validated (val_interval) has gaps."""
-    text = io.StringIO()
+def write_summary(path: Path, history: List[Dict[str, Any]]) -> None:
+    """Write the summary.csv of timm's train.py; an epoch that was not validated (val_interval) has gaps."""
     columns = ('epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5', 'lr')
-    writer = csv.DictWriter(text, fieldnames=columns, extrasaction='ignore')
-    writer.writeheader()
-    writer.writerows(history)
-    return text.getvalue()
+    with path.open('w', newline='') as file:
+        writer = csv.DictWriter(file, fieldnames=columns, extrasaction='ignore')
+        writer.writeheader()
+        writer.writerows(history)

@@ -74,6 +74,15 @@ def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: Callable[[Hea
                 markersize=3.5, markeredgewidth=0.2)
 
 
+def finish_axes(figure: Figure) -> None:
+    """Let values begin at zero or below and layers be whole numbers, and draw a grid."""
+    for ax in figure.axes:
+        ax.set_ylim(bottom=min(0., ax.get_ylim()[0]))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(color='0.92', linewidth=0.5)
+        ax.set_axisbelow(True)
+
+
 @styled
 def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, small: str = '') -> Figure:
     """Convolution-likeness of the heads of some nets, side by side: a column per net, a number per head.
@@ -101,16 +110,12 @@ def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, sm
                     str(taps), (layer.layer, 1.08), ha='center', color='black', fontsize=6, weight='bold')
         axes[0, column].set_title('\n'.join([''] * (lines - len(name)) + name))
         axes[-1, column].set_xlabel('layer')
-        axes[-1, column].xaxis.set_major_locator(MaxNLocator(integer=True))
     for ax, label in zip(axes[:, 0], [*(label for label, _ in COMPARED), 'residual']):
         ax.set_ylabel(label)
     for ax in axes[2:].flat:
         ax.set_ylim(-0.04, 1.04)
     axes[2, 0].set_ylim(-0.04, 1.24)
-    for ax in axes.flat:
-        ax.set_ylim(bottom=min(0., ax.get_ylim()[0]))
-        ax.grid(color='0.92', linewidth=0.5)
-        ax.set_axisbelow(True)
+    finish_axes(figure)
     figure.legend(handles=axes[-1, 0].lines[:2], loc='outside lower center', ncols=2)
     return figure
 
@@ -160,12 +165,9 @@ def figure_statistics(
     for ax in others[len(panels):]:
         ax.remove()
     for ax in figure.axes:
-        ax.set_ylim(bottom=min(0., ax.get_ylim()[0]))
         ax.set_xlabel('layer')
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.tick_params(labelbottom=True)
-        ax.grid(color='0.92', linewidth=0.5)
-        ax.set_axisbelow(True)
+    finish_axes(figure)
     handles = [Line2D([], [], color='0.6', linestyle=line, label=name) for name, line in zip(against, LINES)]
     figure.legend(handles=[*residual_axes.lines[:2], *handles], loc='outside lower center', ncols=3)
     return figure
