@@ -6,8 +6,6 @@ import torch
 from timm_selfconv.theory import position_blobs
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
-
-
 PAINTED = '() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))'  # two frames of a page
 
 
@@ -25,6 +23,12 @@ def heads_of(net, grid):
 def panels(figure):
     """Images that a figure shows, in the order they were drawn, but for colour bars."""
     return [np.asarray(image.get_array()) for ax in figure.axes for image in ax.images]
+
+
+def assert_drawn(images, expected):
+    """Images that a figure shows are those expected, to rounding."""
+    for image, wanted in zip(images, expected, strict=True):
+        np.testing.assert_allclose(image, wanted, rtol=1e-4, atol=1e-6)
 
 
 def texts(figure):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.transforms import Bbox
 
-from drawn import SMALL, panels, quadratic_net, texts
+from drawn import SMALL, assert_drawn, panels, quadratic_net, texts
 from head_maps import random_maps, shift_maps
 from timm_selfconv.look import attention_maps as maps_module, explorer, figures
 from timm_selfconv.theory import Blobs, encoding_blobs, tap_offsets
@@ -28,8 +28,7 @@ def test_average_attention_is_what_a_key_receives_from_all_queries():
     maps = random_maps(2, 3, 4)
     average = figures.average_attention(maps)
     torch.testing.assert_close(average, sum(maps[:, i, j] for i in range(3) for j in range(4)) / 12)
-    for image, expected in zip(panels(figures.figure_average([maps])), average, strict=True):
-        np.testing.assert_array_equal(image, expected)
+    assert_drawn(panels(figures.figure_average([maps])), average)
 
 
 def test_windows_end_at_the_grid():
@@ -158,8 +157,7 @@ def test_footprints_are_drawn_about_their_neutral_weight():
     torch.manual_seed(0)
     signed = torch.randn(2, 3, 3)
     figure = figures.figure_footprints([signed])
-    for image, expected in zip(panels(figure), signed, strict=True):
-        np.testing.assert_array_equal(image, expected)
+    assert_drawn(panels(figure), signed)
     low, high = figure.axes[0].images[0].get_clim()
     assert low == -high and high == pytest.approx(signed.abs().max().item())
     pairwise = signed.flatten(1).softmax(1).view(2, 3, 3)
@@ -259,8 +257,7 @@ def test_position_only_nets_need_no_images():
     assert all('quadratic: 3 epochs' in texts(figure)[1] for figure in drawn.values())
     assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'statistics']
     expected = maps_module.attention_maps(quadratic_net(), torch.zeros(1, 3, 32, 32))
-    for image, layer in zip(panels(drawn['attention']), torch.cat([m[0, :, 8, 8] for m in expected]), strict=True):
-        np.testing.assert_array_equal(image, layer)
+    assert_drawn(panels(drawn['attention']), torch.cat([m[0, :, 8, 8] for m in expected]))
     assert not any('mean over' in text for text in texts(drawn['attention']))
 
 
@@ -282,21 +279,17 @@ def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     if token:
         class_maps = maps_module.class_attention(net, images)
         mean = torch.cat([m.mean(0) for m in class_maps])
-        for image, layer in zip(panels(drawn['class']), mean, strict=True):
-            np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+        assert_drawn(panels(drawn['class']), mean)
         over = panels(drawn['class-cat'])[2::2]  # each over a grey picture
-        for image, layer in zip(over, torch.cat([m[0] for m in class_maps]), strict=True):
-            np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+        assert_drawn(over, torch.cat([m[0] for m in class_maps]))
     all_maps = maps_module.attention_maps(net, images)
-    for image, layer in zip(panels(drawn['attention']), torch.cat([m.mean(0)[:, 1, 2] for m in all_maps]), strict=True):
-        np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+    assert_drawn(panels(drawn['attention']), torch.cat([m.mean(0)[:, 1, 2] for m in all_maps]))
     assert 'mean over 9 images' in texts(drawn['attention'])[1]
     assert 'mean over 8 images' in texts(drawn['statistics'])[1]
     picture, *single = panels(drawn['attention-cat'])
     std, mean = (torch.tensor(net.pretrained_cfg[key]) for key in ('std', 'mean'))
     np.testing.assert_allclose(picture, (images[0].permute(1, 2, 0) * std + mean).clamp(0, 1), rtol=1e-5)
-    for image, layer in zip(single, torch.cat([m[0, :, 1, 2] for m in all_maps]), strict=True):
-        np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+    assert_drawn(single, torch.cat([m[0, :, 1, 2] for m in all_maps]))
 
 
 def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
@@ -307,8 +300,7 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
     drawn = figures.draw_figures(net, images, query=(5, 19), versus={'zoo': report_maps(net, images, 3)})
     fine, coarse, last = maps_module.attention_maps(net, images)
     expected = [*fine[0, :, 5, 19], *coarse[0, :, 2, 9], *last[0, :, 2, 9]]
-    for image, layer in zip(panels(drawn['attention']), expected, strict=True):
-        np.testing.assert_allclose(image, layer, rtol=1e-4, atol=1e-7)
+    assert_drawn(panels(drawn['attention']), expected)
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-20., 1.), *[(-10., 1.)] * 2]
     assert all(ax.get_xticklabels() and ax.get_yticklabels() for ax in drawn['centers'].axes)  # each has its scale
     assert drawn['statistics'].axes[0].lines[2].get_ydata()[0] == pytest.approx(1 - 1 / 16, abs=1e-5)  # uniform
@@ -344,8 +336,7 @@ def test_parts_of_gated_attention():
     net = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=2, local_up_to_layer=1).eval()
     drawn = figures.draw_figures(net, part='position')  # for which no images are needed
     expected, = maps_module.attention_maps(net, torch.zeros(1, 3, 48, 48), 'position')
-    for image, layer in zip(panels(drawn['attention']), expected[0, :, 1, 1], strict=True):
-        np.testing.assert_allclose(image, layer)
+    assert_drawn(panels(drawn['attention']), expected[0, :, 1, 1])
     assert 'class' not in drawn
     attention = explorer.describe_attention(net, torch.randn(2, 3, 48, 48), 'position')
     assert [layer['heads'] for layer in attention['layers']] == [4] and attention['grid'] == (3, 3)
@@ -359,8 +350,7 @@ def test_vector_attention_gets_footprints():
     images = torch.randn(9, 3, 8, 8)
     figure, = figures.draw_figures(net, images).values()
     expected = [w.mean((0, 2, 3)) for w in maps_module.footprint_weights(net, images)]
-    for image, weights in zip(panels(figure), torch.cat(expected), strict=True):
-        np.testing.assert_allclose(image, weights, rtol=1e-4, atol=1e-6)
+    assert_drawn(panels(figure), torch.cat(expected))
 
 
 @pytest.mark.parametrize('names', [['cat', 'cat'], ['7x7']])

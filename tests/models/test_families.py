@@ -62,8 +62,3 @@ def test_features_that_would_be_left_out_are_refused(name, feature_cls):
     """Hooks see a shared module as one, and never a stage that is not called as a whole."""
     with pytest.raises(ValueError, match=f"feature_cls='{feature_cls}': {name} needs 'getter'"):
         timm.create_model(name, features_only=True, feature_cls=feature_cls, **SHALLOW[name])
-
-
-def test_sizes_that_leave_nothing_to_reflect_are_refused():
-    with pytest.raises(ValueError, match='img_size=24: needs a height and width of at least 32'):
-        timm.create_model('san_patchwise_cifar', img_size=24, channels=(32,) * 4)

@@ -87,6 +87,7 @@ def test_images_that_do_not_fit_are_named(name, images):
     (dict(hierarchical=True), 'share bottlenecks need equal ones'),
     (dict(in_chans=0), 'in_chans=0'),
     (dict(kind='global'), "kind='global'"),
+    (dict(img_size=24), 'img_size=24: needs a height and width of at least 32'),
 ])
 def test_arguments_that_make_no_sense_are_named(kwargs, match):
     with pytest.raises(ValueError, match=match):

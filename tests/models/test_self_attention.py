@@ -34,6 +34,7 @@ def test_another_image_size_resamples_learned_encodings(name, images):
 
 @pytest.mark.parametrize('kwargs,match', [
     (dict(num_heads=(9, 9)), r'num_heads=\(9, 9\).*6 layers'),
+    (dict(num_heads=(3, 3), hierarchical=True), r'num_heads=\(3, 3\): needs one number'),
     (dict(num_heads=(9, 9, 9, 9, 9, 0)), 'num_heads=0'),
     (dict(encoding='nearest'), "encoding='nearest'"),
     (dict(terms='position', encoding='sinusoid'), 'absolute'),

@@ -159,13 +159,6 @@ def test_content_begins_at_nothing_and_is_equation_8():
     assert all(p.grad.abs().max() > 0 for p in attention.parameters())
 
 
-@pytest.mark.parametrize(
-    'conv,content', [(nn.Conv2d(4, 4, 3, groups=2), 8), (nn.Conv1d(3, 4, 3), 8), (nn.Conv2d(3, 4, 3), -1)])
-def test_content_is_for_two_axes_and_one_group(conv, content):
-    with pytest.raises(ValueError, match=f'content={content}: needs 0, or, for a convolution of two axes'):
-        conv_to_attention(conv, content=content)
-
-
 @pytest.mark.parametrize('in_channels,out_channels', [(2, 4), (4, 2)])
 def test_gradients_of_all_parameters(in_channels, out_channels):
     attention = conv_to_attention(
@@ -280,10 +273,14 @@ def test_what_is_no_plain_convolution_is_refused(conv, match):
         conv_to_attention(conv)
 
 
-@pytest.mark.parametrize('alpha', [0, -1., math.inf, math.nan, True, '46'])
-def test_alpha_is_a_positive_number(alpha):
-    with pytest.raises(ValueError, match=f'alpha={alpha!r}: needs a positive number'):
-        conv_to_attention(make_conv(), alpha)
+@pytest.mark.parametrize('conv,kwargs,match', [
+    *((make_conv(), dict(alpha=alpha), f'alpha={alpha!r}: needs a positive number')
+      for alpha in (0, -1., math.inf, math.nan, True, '46')),
+    *((conv, dict(content=content), f'content={content}: needs 0, or, for a convolution of two axes')
+      for conv, content in ((nn.Conv2d(4, 4, 3, groups=2), 8), (nn.Conv1d(3, 4, 3), 8), (nn.Conv2d(3, 4, 3), -1)))])
+def test_arguments_that_make_no_sense_are_named(conv, kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        conv_to_attention(conv, **kwargs)
 
 
 @pytest.mark.parametrize('dtype,largest', [

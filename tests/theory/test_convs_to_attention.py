@@ -45,38 +45,26 @@ def convolutions(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name,size,convs,heads', [
-    ('resnet18', 64, 20, 49 + 16 * 9 + 3),
-    ('resnet18_cifar', 32, 20, 17 * 9 + 3),
-    ('mobilenetv3_small_050', 64, 53, None),
-    ('convnext_atto', 64, 40, None),
-    ('tf_mobilenetv3_small_minimal_100', 65, 35, None),  # Conv2dSame, on an odd side
-    ('mixnet_s', 64, 123, None),  # MixedConv2d, kernels up to 11 x 11
+@pytest.mark.parametrize('net,size,convs,heads', [
+    ('resnet18', (64, 64), 20, 49 + 16 * 9 + 3),
+    ('resnet18_cifar', (32, 32), 20, 17 * 9 + 3),
+    ('mobilenetv3_small_050', (64, 64), 53, None),
+    ('convnext_atto', (64, 64), 40, None),
+    ('tf_mobilenetv3_small_minimal_100', (65, 65), 35, None),  # Conv2dSame, on an odd side
+    ('mixnet_s', (64, 64), 123, None),  # MixedConv2d, kernels up to 11 x 11
+    (torchvision.models.shufflenet_v2_x0_5, (64, 64), 56, None),
+    (torchvision.models.video.r3d_18, (4, 32, 32), 20, None),  # Conv3d, by subclasses of it
 ])
-def test_nets_stay_the_same_function(name, size, convs, heads):
+def test_nets_stay_the_same_function(net, size, convs, heads):
     torch.manual_seed(0)
-    x = noise(3, 3, size, size, dtype=torch.float32)
-    model = lively(timm.create_model(name), x)
-    attention, report = convs_to_attention(model, input_size=(3, 32, 32))
+    x = noise(3, 3, *size, dtype=torch.float32)
+    model = lively(timm.create_model(net) if isinstance(net, str) else net(weights=None), x)
+    attention, report = convs_to_attention(model, input_size=(3, *size))
     assert_same_function(attention, model, x, 1e-3)
     assert report.convs == convs == len(convolutions(model)) and not convolutions(attention)
     assert report.heads == (heads or sum(c.weight[0, 0].numel() for c in convolutions(model)))
     assert report.parameters_before == sum(p.numel() for p in model.parameters())
     assert report.parameters_after == report.parameters_before + 3 * report.heads  # a centre and a spread a head
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('build,size', [
-    (lambda: torchvision.models.shufflenet_v2_x0_5(weights=None), (3, 64, 64)),
-    (lambda: torchvision.models.video.r3d_18(weights=None), (3, 4, 32, 32)),  # Conv3d, by subclasses of it
-])
-def test_torchvision_s_nets_too(build, size):
-    torch.manual_seed(0)
-    x = noise(2, *size, dtype=torch.float32)
-    model = lively(build(), x)
-    attention, report = convs_to_attention(model, input_size=size)
-    assert_same_function(attention, model, x, 1e-3)
-    assert report.convs == len(convolutions(model)) and not convolutions(attention)
 
 
 def test_costs_in_closed_form():
