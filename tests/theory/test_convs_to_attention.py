@@ -64,7 +64,7 @@ def test_nets_stay_the_same_function(net, size, convs, heads):
     assert report.convs == convs == len(convolutions(model)) and not convolutions(attention)
     assert report.heads == (heads or sum(c.weight[0, 0].numel() for c in convolutions(model)))
     assert report.parameters_before == sum(p.numel() for p in model.parameters())
-    assert report.parameters_after == report.parameters_before + 3 * report.heads  # a centre and a spread a head
+    assert report.parameters_after == report.parameters_before + (len(size) + 1) * report.heads  # centres, spreads
 
 
 def test_costs_in_closed_form():
