@@ -1,4 +1,4 @@
-"""Datasets and pictures: from a name, a folder or a file to what a net takes, and back to what the eye takes."""
+"""Datasets and pictures: opening, preprocessing, classifying, and augmenting batches on their device."""
 import math
 from pathlib import Path
 from typing import Any, Dict, IO, List, Optional, Sequence, Tuple, Union
@@ -36,7 +36,7 @@ def label_names(model: nn.Module) -> Tuple[str, ...]:
 
 
 def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
-    """Names of a model's classes, their numbers where its configuration knows none that fit."""
+    """Names of a model's classes, or their numbers if its configuration has no names for all of them."""
     names = label_names(model)
     return names if len(names) == num_classes else tuple(str(i) for i in range(num_classes))
 
@@ -193,7 +193,7 @@ def data_name(data: str) -> str:
 
 def sample_pictures(
         data: str, split: str, data_dir: Optional[str], input_key: str, count: int) -> List[Image.Image]:
-    """Pictures of a dataset, see :func:`open_dataset`, at even distances: all classes of a sorted one are among them.
+    """Sample pictures of a dataset, see :func:`open_dataset`, evenly spaced: a sorted one gives all of its classes.
 
     Raises:
         ValueError: If the dataset can't be had, or no picture is asked for.
@@ -222,7 +222,7 @@ def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
 
 
 def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
-    """An image as a net takes it, shape (C, height, width), for the eye: shape (height, width, 3), from 0 to 1."""
+    """Undo the normalisation of a net's input, shape (C, height, width): RGB, shape (height, width, 3), from 0 to 1."""
     config = resolve_data_config({}, model=model)
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
@@ -242,7 +242,7 @@ def top_classes(model: nn.Module, images: Sequence[Image.Image], count: int) -> 
 
 
 def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str, float]]:
-    """Name and probability of each picture's most probable class; a model's configuration says how it sees pictures."""
+    """Name and probability of each picture's most probable class, preprocessed as the model's configuration says."""
     return [best[0] for best in top_classes(model, images, 1)]
 
 
@@ -272,7 +272,7 @@ def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:
 
 
 def padded_crop(x: torch.Tensor, padding: int) -> torch.Tensor:
-    """Crop each image, shape (B, C, H, W), at a place of its own out of itself with a black margin, in pixels."""
+    """Pad images, shape (B, C, H, W), with black pixels, and crop each at a random place to its old size."""
     batch, channels, height, width = x.shape
     x = F.pad(x, (padding,) * 4)
     top, left = torch.randint(2 * padding + 1, (2, batch, 1), device=x.device)

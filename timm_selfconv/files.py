@@ -31,7 +31,7 @@ def check_new(path: PathLike) -> None:
 
 
 def sha256(path: PathLike) -> str:
-    """Checksum of a file's content, hexadecimal."""
+    """SHA-256 of a file's content, hexadecimal."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, checked before torch is imported, and the net that they name."""
+"""Arguments that several commands share, checked before torch is imported, and creation of the net they name."""
 import difflib
 import re
 from argparse import ArgumentParser, ArgumentTypeError
@@ -17,7 +17,7 @@ def natural(text: str) -> int:
 
 
 def new_path(text: str) -> Path:
-    """A path that nothing has yet."""
+    """A path at which nothing exists yet."""
     check_new(text)
     return Path(text)
 
@@ -82,7 +82,7 @@ def add_output(parser: ArgumentParser, metavar: str, text: str, kind: Any = new_
 
 
 def fused(model: Any, wanted: bool) -> Any:
-    """A net fused for inference if that is wanted, else as it is."""
+    """The net, fused for inference if asked for."""
     from timm_selfconv.theory import fuse
 
     return fuse(model) if wanted else model

@@ -25,7 +25,7 @@ def add_classify(parser: ArgumentParser) -> None:
     add_fuse(parser)
     parser.add_argument('images', nargs='+', metavar='IMAGE', help='pictures, or folders of them')
     parser.add_argument('--topk', type=natural, default=1, metavar='K', help='classes of each picture (default: 1)')
-    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.add_argument('--json', action='store_true', help='print JSON')
 
 
 def find_pictures(names: Sequence[str]) -> List[Path]:
@@ -73,7 +73,7 @@ def run_classify(args: Namespace) -> None:
 
 def add_demo(parser: ArgumentParser) -> None:
     parser.add_argument('images', nargs='*', type=picture, metavar='IMAGE', help='pictures of your own')
-    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.add_argument('--json', action='store_true', help='print JSON')
 
 
 def demo_pictures() -> List[Path]:
@@ -122,7 +122,7 @@ def add_heads(parser: ArgumentParser) -> None:
         'pictures to average over; needed by nets that look at content'))
     parser.add_argument('--kernel-size', type=natural, default=3, help='side of the convolutions (default: 3)')
     add_part(parser)
-    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.add_argument('--json', action='store_true', help='print JSON')
 
 
 def run_heads(args: Namespace) -> None:

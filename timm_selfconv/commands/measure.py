@@ -20,7 +20,7 @@ def add_eval(parser: ArgumentParser) -> None:
     parser.add_argument('--class-map', metavar='FILE', help=(
         "timm's class map, a class name per line; without it classes are matched by their names"))
     parser.add_argument('--device', default='cpu')
-    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.add_argument('--json', action='store_true', help='print JSON')
 
 
 def run_eval(args: Namespace) -> None:
@@ -53,7 +53,7 @@ def add_bench(parser: ArgumentParser) -> None:
     parser.add_argument('--threads', type=natural, help='of the CPU (default: as torch chooses)')
     parser.add_argument('--seconds', type=float, default=3., help=(
         'each is run for, at least, unless turns have taken ten times as long (default: 3)'))
-    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.add_argument('--json', action='store_true', help='print JSON')
 
 
 def run_bench(args: Namespace) -> None:

@@ -116,7 +116,7 @@ def add_prune(parser: ArgumentParser) -> None:
         'keep so many of each layer instead, which take over what the others did on images of --data'))
     parser.add_argument('--data', help='folder or name as for eval')
     parser.add_argument('--count', type=natural, default=100, help='how many images of it (default: 100)')
-    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.add_argument('--json', action='store_true', help='print JSON')
 
 
 def train_on_command(folder: Path) -> str:

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 
 def add_list(parser: ArgumentParser) -> None:
-    parser.add_argument('--json', action='store_true', help='for machines, with all that is known')
+    parser.add_argument('--json', action='store_true', help='print JSON, with all that is known')
 
 
 def run_list(args: Namespace) -> None:
@@ -18,7 +18,7 @@ def run_list(args: Namespace) -> None:
 def add_tables(parser: ArgumentParser) -> None:
     parser.add_argument('--time', action='store_true', help=(
         'measure the inference time of plain attention to hierarchical too, as a ratio (a minute)'))
-    parser.add_argument('--json', action='store_true', help='for machines, with all that is known')
+    parser.add_argument('--json', action='store_true', help='print JSON, with all that is known')
 
 
 def run_tables(args: Namespace) -> None:

@@ -186,7 +186,7 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
 
     They are the same whether the net runs through row and column factors, a fused kernel or the explicit map: those of
     :class:`SelfAttention2d` are computed beside the forward pass from what enters each layer, and transformers run
-    through explicit maps. The net itself is left alone, so other threads may run or train it meanwhile.
+    through explicit maps. The net itself is not changed, so other threads may run or train it meanwhile.
 
     Of transformers these are the maps of patches only. Prefix tokens (class token, registers) are left out, as queries
     and as keys, and what is left is scaled to sum to 1: the softmax over patches only, without what a query gives to

@@ -164,7 +164,7 @@ def tap_text(tap: Tap) -> str:
 
 
 def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
-    """:func:`report_heads` for people."""
+    """Format :func:`report_heads` as text."""
     names = ['gate', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'constancy', 'symmetry', 'on_tap']
     names = [name for name in names if getattr(layers[0].heads[0], name) is not None]
     heads = tabulate(

@@ -91,7 +91,7 @@ class Speed:
         turns: How often it was timed.
         images_per_second: By the median time of a batch.
         ratio: Images a second over those of the first path; None where there is one only.
-        of_gemm_limit: Images a second over those of the net's Linear products alone, see :func:`gemm_limit`.
+        of_gemm_limit: Images a second over those of the net's Linear products only, see :func:`gemm_limit`.
         peak_memory: Most bytes that tensors made meanwhile held at one time, see :func:`peak_memory`.
     """
     path: str
@@ -179,7 +179,7 @@ def linear_shapes(model: nn.Module, images: torch.Tensor) -> List[Tuple[int, int
 
 
 def gemm_limit(model: nn.Module, images: torch.Tensor, train: bool) -> Callable[[], Any]:
-    """A net's Linear products alone, on buffers of their shapes: forward, in training both gradients too."""
+    """Only a net's Linear products, on buffers of their shapes: forward, in training both gradients too."""
     products = []
     for rows, features, out_features in linear_shapes(copy.deepcopy(model).to('meta'), images.to('meta')):
         x, y = images.new_ones(rows, features), images.new_ones(rows, out_features)
@@ -232,7 +232,7 @@ def bench(
 
     Args:
         model: The net; it is copied and left as it is. Only a :class:`SelfAttentionNet` has a released algorithm and
-            consists of Linear layers; timm's ConViT is timed beside its fused copy, others alone.
+            consists of Linear layers; timm's ConViT is timed beside its fused copy, others by themselves.
         img_size: Side of the square images, in pixels.
         batch_size: Images a batch.
         dtype: 'float32' or 'bfloat16', of the net and the images.

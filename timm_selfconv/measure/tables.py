@@ -127,7 +127,7 @@ def results_rows() -> List[Dict[str, Any]]:
 
 
 def shown(value: Any, form: str = '') -> str:
-    """A value for people, '-' for None."""
+    """Format a value, None as '-'."""
     return '-' if value is None else format(value, form)
 
 
@@ -153,7 +153,7 @@ def table(lines: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
 
 
 def format_tables(rows: List[Dict[str, Any]]) -> str:
-    """:func:`paper_tables` for people, in 100 columns."""
+    """Format :func:`paper_tables` as text of 100 columns."""
     texts, notes = [], list(dict.fromkeys(row['note'] for row in rows if row['note']))
     for source, number in dict.fromkeys((row['source'], row['table']) for row in rows):
         mine = [row for row in rows if (row['source'], row['table']) == (source, number)]
@@ -184,7 +184,7 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
 
 
 def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
-    """:func:`zoo_rows` for people, in 100 columns and a format of tabulate's ('github' for Markdown)."""
+    """Format :func:`zoo_rows` in 100 columns, in one of tabulate's formats ('github' for Markdown)."""
     return table([{
         'name': row['name'], 'parameters': f"{row['parameters']:,}", 'FLOPs': billions(row['flops']),
         'published': shown(row['paper'] or row['report'], '.3f'), 'here': accuracy_text(row['accuracy'], row),
@@ -193,7 +193,7 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
 
 
 def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:
-    """:func:`results_rows` for people, in a format of tabulate's ('github' for Markdown), in 100 columns or all."""
+    """Format :func:`results_rows` in one of tabulate's formats ('github' for Markdown); ``wide`` adds columns."""
     return table([{
         'name': row['name'], 'paper': shown(row['paper'], '.3f'), 'report': shown(row['report'], '.3f'),
         'here': accuracy_text(row['here'], row),

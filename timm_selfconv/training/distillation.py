@@ -21,7 +21,7 @@ def map_loss(maps: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> to
     """Mean squared difference of a net's maps from its teacher's (hints; FitNets, Romero et al., 2015), mean of pairs.
 
     Maps of a pair, shapes (B, C, height, width) and (B, C, H, W), are averaged to the coarser of their grids. Channels
-    of the teacher's are standardised over the batch, so a map that knows nothing has a loss of 1.
+    of the teacher's are standardised over the batch, so a constant map of zeros has a loss of 1.
     """
     losses = []
     for ours, theirs in zip(maps, wanted):
@@ -62,7 +62,7 @@ class Student(nn.Module):
 
     @staticmethod
     def channels(who: str, net: Optional[nn.Module], layers: List[int]) -> List[int]:
-        """Of a net's maps at some of its layers."""
+        """Number of channels of a net's maps at some of its layers; ``who`` names the net in the error."""
         infos = list(getattr(net, 'feature_info', ()))
         missing = [layer for layer in layers if layer >= len(infos)]
         if missing:
@@ -74,6 +74,6 @@ class Student(nn.Module):
         return {f'net.{name}' for name in getattr(self.net, 'no_weight_decay', set)()}
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        """Logits of images x, shape (B, C, H, W), and what the net's maps say that the teacher's are."""
+        """Logits of images x, shape (B, C, H, W), and the teacher's maps as predicted from the net's."""
         logits, maps = logits_and_maps(self.net, x, self.layers)
         return logits, [head(m) for head, m in zip(self.heads, maps)]

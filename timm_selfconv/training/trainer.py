@@ -177,7 +177,7 @@ class Training:
 
     @property
     def result(self) -> nn.Module:
-        """The net that counts in the end."""
+        """The net that is the result: the moving average if there is one."""
         return self.model if self.ema is None else self.ema.module
 
     def load(self, checkpoint: Dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ class Training:
         self.start = checkpoint.get('start')
 
     def checkpoint(self) -> Dict[str, Any]:
-        """All there is, in the layout of timm's checkpoints."""
+        """Everything needed to resume, in the layout of timm's checkpoints."""
         ema = {} if self.ema is None else dict(state_dict_ema=self.ema.module.state_dict())
         return dict(
             epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), amp=self.amp,
@@ -253,7 +253,7 @@ class Training:
             path.unlink()
 
     def loss(self, x: torch.Tensor, target: torch.Tensor, size: Optional[int]) -> torch.Tensor:
-        """Of augmented images, which the net sees at a size and its teacher as they are, and their labels."""
+        """Loss of augmented images, resized for the net but not for its teacher, and their labels."""
         args, smoothing = self.args, self.args.smoothing
         if self.mixup is not None:
             (x, target), smoothing = self.mixup(x, target), 0.  # it smooths labels itself
@@ -345,7 +345,7 @@ class Training:
                 self.publish(output)
 
     def publish(self, output: Path) -> None:
-        """Write what follows from the last checkpoint: summary and history."""
+        """Write summary and history, which are derived from the last checkpoint."""
         rows = [dict(epochs=0, heads=self.start)]
         for row in self.history:
             rows.append({'epochs': row['epoch'] + 1, **{key: row[key] for key in row if key != 'epoch'}})

@@ -1,4 +1,4 @@
-"""Trained weights: the files, their model cards and histories; all that is known of them is known here.
+"""Trained weights: the files, their model cards and histories.
 
 - ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: weights that ship, with card and history. SHA256SUMS: all
   weights of this version.

@@ -86,7 +86,7 @@ def save_figure(figure: Figure, path: Union[str, Path]) -> None:
 
     Raises:
         ValueError: If the ending is another.
-        FileExistsError: If the file exists; it is left alone.
+        FileExistsError: If the file exists; it stays as it is.
     """
     ending = Path(path).suffix[1:].lower()
     if ending not in FORMATS:
@@ -109,7 +109,7 @@ def save_figures(figures: Mapping[str, Figure], folder: Union[str, Path], ending
         The files.
 
     Raises:
-        FileExistsError: If there is something already; it is left alone.
+        FileExistsError: If there is something already; it stays as it is.
     """
     with new_folder(folder) as temporary:
         for name, figure in tqdm(figures.items(), desc='figures', unit='file', leave=False, disable=None):
