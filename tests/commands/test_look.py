@@ -1,5 +1,6 @@
 """What a net sees: classify, demo, heads, figures, curves, explore."""
 import argparse
+import io
 import json
 import os
 from pathlib import Path
@@ -15,12 +16,13 @@ from timm_selfconv.commands.look import DEMO_MODEL
 from timm_selfconv.weights.saving import save_weights
 
 
-def test_classify_pictures_and_folders(checkpoint, folder, capsys):
+def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, folder, capsys, monkeypatch):
     Path(folder, 'test', '3', 'broken.png').write_text('hello')
-    names = [f'{folder}/test/{i}/0.png' for i in (3, 1)]
+    names = [f'{folder}/test/{i}/0.png' for i in (3, 1, 2, 5)]
+    monkeypatch.setattr('sys.stdin', io.StringIO(f'{names[3]}\n'))
     command = ['classify', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--topk', '11']
     with pytest.raises(SystemExit) as stopped:
-        main([*command, f'{folder}/test/3', names[1], '--json'])
+        main([*command, f'{folder}/test/3', f'{folder}/test/[12]/*.png', '-', '--json'])
     printed = capsys.readouterr()
     assert stopped.value.code == 1 and 'broken.png' in printed.err and printed.err.count('\n') == 1
     rows = json.loads(printed.out)

@@ -175,6 +175,12 @@ def test_training_on_128_images_stays_under_2_gib(name):
     assert 2 ** 27 < memory.peak < 2 ** 31
 
 
+def test_memory_format_of_the_images_does_not_matter(images):
+    model = small('san_pairwise_hier_cifar').eval()
+    x = images(2, 3, 8, 8)
+    torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_all_norms_become_synchronised_ones(name, images):
     """Which compute what they did, in training too: a single process has nobody to wait for."""

@@ -1,5 +1,6 @@
 """Predictions and attention: classify, demo, heads, figures, curves, explore."""
 import dataclasses
+import glob
 import importlib.util
 import itertools
 import json
@@ -23,23 +24,28 @@ PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')  # taken 
 def add_classify(parser: ArgumentParser) -> None:
     add_model(parser)
     add_fuse(parser)
-    parser.add_argument('images', nargs='+', metavar='IMAGE', help='pictures, or folders of them')
+    parser.add_argument('images', nargs='+', metavar='IMAGE', help=(
+        "pictures, folders of them, patterns like 'cats/*.jpg', or - for paths on standard input, one a line"))
     parser.add_argument('--topk', type=natural, default=1, metavar='K', help='classes of each picture (default: 1)')
     parser.add_argument('--json', action='store_true', help='print JSON')
 
 
-def find_pictures(names: Sequence[str]) -> List[Path]:
-    """Picture files, and those in folders at any depth.
+def find_pictures(words: Sequence[str]) -> List[str]:
+    """The paths that files, folders, patterns and standard input name.
 
     Raises:
-        ValueError: If there is no such file.
+        ValueError: If there is no file at any of them.
     """
-    paths: List[Path] = []
-    for path in map(Path, names):
-        found = sorted(file for file in path.rglob('*') if file.suffix.lower() in PICTURES)
-        paths += found if path.is_dir() else [path]
-    if not any(path.is_file() for path in paths):
-        raise ValueError(f'images={names}: needs at least one picture file, or a folder with {", ".join(PICTURES)}')
+    paths: List[str] = []
+    for word in words:
+        if word == '-':
+            paths += filter(None, sys.stdin.read().splitlines())
+        elif Path(word).is_dir():
+            paths += [str(file) for file in sorted(Path(word).rglob('*')) if file.suffix.lower() in PICTURES]
+        else:
+            paths += sorted(glob.glob(word, recursive=True)) or [word]
+    if not any(Path(path).is_file() for path in paths):
+        raise ValueError(f'images={words}: needs at least one picture file, or a folder with {", ".join(PICTURES)}')
     return paths
 
 
@@ -58,7 +64,7 @@ def run_classify(args: Namespace) -> None:
             errors.append(f'timm-selfconv: {e}')
             continue
         (best,) = top_classes(model, images, args.topk)
-        rows += [{'picture': str(path), 'class': name, 'probability': prob} for name, prob in best]
+        rows += [{'picture': path, 'class': name, 'probability': prob} for name, prob in best]
     if args.json:
         print(json.dumps(rows, indent=2))
     elif rows:
