@@ -117,18 +117,14 @@ def part(t: Optional[torch.Tensor], axes: Axes, places: Sequence[slice]) -> Any:
     return t
 
 
-def groups(held: Sequence[int], shared: int, device: torch.device) -> List[Places]:
-    """The images, and the heads or rows, of each group.
-
-    On a CPU half of the most is quicker, unless inputs that every group reads are large.
-
-    Args:
-        held: See :meth:`Kernel.__call__`.
-        shared: Bytes of inputs that every group reads.
-        device: Where they are.
-    """
+def groups(held: Sequence[int], inputs: Tensors, axes: Sequence[Axes]) -> List[Places]:
+    """The images, and the heads or rows, of each group; see :class:`Kernel`."""
     images, parts, nbytes = held
-    most = min(CPU_BYTES, max(CPU_BYTES // 2, 4 * shared)) if device.type == 'cpu' else DEVICE_BYTES
+    most = DEVICE_BYTES
+    if any(t is not None and t.device.type == 'cpu' for t in inputs):
+        # half of the most is quicker, unless inputs without images, which every group reads, are large
+        shared = sum(t.nbytes for t, (of_images, _) in zip(inputs, axes) if t is not None and of_images is None)
+        most = min(CPU_BYTES, max(CPU_BYTES // 2, 4 * shared))
     fit = max(1, most // max(1, nbytes))
     steps, places = (max(1, fit // parts), min(fit, parts)), []
     for i in range(0, max(1, images), steps[0]):
@@ -201,14 +197,10 @@ class Kernel:
         self.operator.register_vmap(batch)
         differential.register_fake(empty_gradients)
 
-    def shared(self, inputs: Tensors) -> int:
-        """Bytes of the inputs that have no images."""
-        return sum(t.nbytes for t, (images, _) in zip(inputs, self.axes) if t is not None and images is None)
-
     def forward(self, held: Sequence[int], *inputs: Any) -> torch.Tensor:
         """The function group by group, out of autograd's sight."""
         out: Optional[torch.Tensor] = None
-        for places in groups(held, self.shared(inputs), inputs[0].device):
+        for places in groups(held, inputs, self.axes):
             some = self.attend(*map(part, inputs, self.axes, itertools.repeat(places)))
             if out is None:
                 shape = list(some.shape)
@@ -229,7 +221,7 @@ class Kernel:
             *inputs: Optional[torch.Tensor],
     ) -> List[torch.Tensor]:
         """Gradients group by group, nothing where not needed; sums over groups are kept in float32 at least."""
-        each = groups(held, self.shared(inputs), grad.device)
+        each = groups(held, inputs, self.axes)
         sums = torch.promote_types(grad.dtype, torch.float32)
         totals: List[torch.Tensor] = []
         for t, axes, need in zip(inputs, self.axes, needs):
