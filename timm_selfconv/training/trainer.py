@@ -46,7 +46,8 @@ def as_value_error(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:  # a broken checkpoint raises anything, as a module that is imported by name does
-        raise ValueError(f"{what}: {' '.join(str(e).split()) or type(e).__name__}") from e
+        message = ' '.join(str(e).split()) or type(e).__name__
+        raise ValueError(message if message.startswith(f'{what}: ') else f'{what}: {message}') from e
 
 
 def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
