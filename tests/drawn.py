@@ -25,10 +25,10 @@ def panels(figure):
     return [np.asarray(image.get_array()) for ax in figure.axes for image in ax.images]
 
 
-def assert_drawn(images, expected):
+def assert_drawn(images, expected, rtol=1e-4, atol=1e-7):
     """Images that a figure shows are those expected, to rounding."""
     for image, wanted in zip(images, expected, strict=True):
-        np.testing.assert_allclose(image, wanted, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(image, wanted, rtol=rtol, atol=atol)
 
 
 def texts(figure):

@@ -28,7 +28,7 @@ def test_average_attention_is_what_a_key_receives_from_all_queries():
     maps = random_maps(2, 3, 4)
     average = figures.average_attention(maps)
     torch.testing.assert_close(average, sum(maps[:, i, j] for i in range(3) for j in range(4)) / 12)
-    assert_drawn(panels(figures.figure_average([maps])), average)
+    assert_drawn(panels(figures.figure_average([maps])), average, rtol=0, atol=0)
 
 
 def test_windows_end_at_the_grid():
@@ -157,7 +157,7 @@ def test_footprints_are_drawn_about_their_neutral_weight():
     torch.manual_seed(0)
     signed = torch.randn(2, 3, 3)
     figure = figures.figure_footprints([signed])
-    assert_drawn(panels(figure), signed)
+    assert_drawn(panels(figure), signed, rtol=0, atol=0)
     low, high = figure.axes[0].images[0].get_clim()
     assert low == -high and high == pytest.approx(signed.abs().max().item())
     pairwise = signed.flatten(1).softmax(1).view(2, 3, 3)
@@ -257,7 +257,7 @@ def test_position_only_nets_need_no_images():
     assert all('quadratic: 3 epochs' in texts(figure)[1] for figure in drawn.values())
     assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'statistics']
     expected = maps_module.attention_maps(quadratic_net(), torch.zeros(1, 3, 32, 32))
-    assert_drawn(panels(drawn['attention']), torch.cat([m[0, :, 8, 8] for m in expected]))
+    assert_drawn(panels(drawn['attention']), torch.cat([m[0, :, 8, 8] for m in expected]), rtol=0, atol=0)
     assert not any('mean over' in text for text in texts(drawn['attention']))
 
 
@@ -336,7 +336,7 @@ def test_parts_of_gated_attention():
     net = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=2, local_up_to_layer=1).eval()
     drawn = figures.draw_figures(net, part='position')  # for which no images are needed
     expected, = maps_module.attention_maps(net, torch.zeros(1, 3, 48, 48), 'position')
-    assert_drawn(panels(drawn['attention']), expected[0, :, 1, 1])
+    assert_drawn(panels(drawn['attention']), expected[0, :, 1, 1], rtol=1e-7, atol=0)
     assert 'class' not in drawn
     attention = explorer.describe_attention(net, torch.randn(2, 3, 48, 48), 'position')
     assert [layer['heads'] for layer in attention['layers']] == [4] and attention['grid'] == (3, 3)
@@ -350,7 +350,7 @@ def test_vector_attention_gets_footprints():
     images = torch.randn(9, 3, 8, 8)
     figure, = figures.draw_figures(net, images).values()
     expected = [w.mean((0, 2, 3)) for w in maps_module.footprint_weights(net, images)]
-    assert_drawn(panels(figure), torch.cat(expected))
+    assert_drawn(panels(figure), torch.cat(expected), atol=1e-6)
 
 
 @pytest.mark.parametrize('names', [['cat', 'cat'], ['7x7']])

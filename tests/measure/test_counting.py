@@ -1,6 +1,7 @@
 import pytest
 import timm
 import torch
+import torch.nn as nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -126,6 +127,41 @@ def test_fused_nets_spare_the_second_linear_of_each_layer():
     """Whichever library multiplies: six layers of 96 channels on 8 x 8 positions."""
     model = timm.create_model('sa_quadratic_tiny_cifar')
     assert count(fuse(model)).flops == count(model).flops - 6 * 2 * 64 * 96 * 96
+
+
+def test_a_frozen_part_stays_in_eval():
+    model = timm.create_model('resnet18_cifar').train()
+    model.bn1.eval()
+    count(model)
+    assert model.training and not model.bn1.training
+
+
+class Product(nn.Module):
+    """A function of the images, shape (1, 3, 32, 32), and one factor."""
+
+    def __init__(self, function, *shape):
+        super().__init__()
+        self.function = function
+        self.factor = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x):
+        return self.function(x, self.factor)
+
+
+@pytest.mark.parametrize('function,shape,macs', [
+    (nn.functional.linear, (7, 32), 3 * 32 * 32 * 7),
+    (lambda x, w: nn.functional.scaled_dot_product_attention(w, x, x), (1, 3, 5, 32), 3 * 5 * 32 * (32 + 32)),
+    (lambda x, w: torch.einsum('b c h w, d w -> b c h d', x, w), (7, 32), 3 * 32 * 32 * 7),
+    (lambda x, w: torch.mm(x[0, 0], w), (32, 7), 32 * 32 * 7),
+    (lambda x, w: torch.addmm(x[0, 0, :, :7], x[0, 0], w), (32, 7), 32 * 32 * 7),
+    (lambda x, w: torch.bmm(x[0], w), (3, 32, 7), 3 * 32 * 32 * 7),
+    (lambda x, w: torch.baddbmm(x[0, :, :, :7], x[0], w), (3, 32, 7), 3 * 32 * 32 * 7),
+    (lambda x, w: x @ w, (2, 1, 32, 7), 2 * 3 * 32 * 32 * 7),  # batch dimensions broadcast
+    (lambda x, w: nn.functional.conv2d(x, w, groups=3), (6, 1, 3, 3), 30 * 30 * 6 * 9),
+    (lambda x, w: nn.functional.conv_transpose2d(x, w, stride=2), (3, 8, 3, 3), 32 * 32 * 3 * 8 * 9),
+])
+def test_products_by_hand(function, shape, macs):
+    assert count(Product(function, *shape)).flops == 2 * macs
 
 
 def test_needs_of_a_device_by_hand():

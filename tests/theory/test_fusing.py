@@ -94,6 +94,15 @@ def test_gradients_of_images(images):
     torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-5)
 
 
+def test_inference_mode_leaves_nothing_that_autograd_cannot_use(images):
+    fused = fuse(small())
+    with torch.inference_mode():
+        fused(images(1, 3, 32, 32))
+    x = images(1, 3, 32, 32).requires_grad_()
+    fused(x).sum().backward()
+    assert x.grad is not None
+
+
 def test_features_and_what_theory_made(images):
     x = images(2, 3, 32, 32)
     backbone = small(features_only=True, out_indices=(0, 1))
@@ -111,6 +120,21 @@ def test_features_and_what_theory_made(images):
 def test_what_cannot_be_fused_is_said():
     with pytest.raises(ValueError, match='model=ResNetCifar: has no SelfAttention2d'):
         fuse(timm.create_model('resnet_tiny_cifar'))
+
+
+def test_positions_are_never_those_of_before(images):
+    model, changed, x = small(), small(), images(2, 3, 32, 32)
+    with torch.no_grad():
+        for block in changed.blocks:
+            block.attn.encoding.centers.add_(1.)
+        fused, other = fuse(model), fuse(changed)
+        before, wanted = fused(x), changed(x)
+        assert (before - wanted).abs().max() > 1e-3
+        called = torch.func.functional_call(fused, dict(other.named_parameters()), (x,))
+        torch.testing.assert_close(called, wanted, rtol=1e-4, atol=1e-5)
+        assert_same(fused, model, x)
+        fused.load_state_dict(other.state_dict())
+        assert_same(fused, changed, x)
 
 
 @pytest.mark.parametrize('name', ['value', 'proj'])
