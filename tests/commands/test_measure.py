@@ -26,6 +26,11 @@ def test_bench_against_the_released_algorithm(capsys):
         (path, batch, 'bfloat16') for batch in (1, 2) for path in ('released algorithm', 'timm_selfconv')]
 
 
+def test_bench_takes_images_of_the_nets_own_size(capsys):
+    main(['bench', 'convit_tiny', '--untrained', '--batch-size', '1', '--seconds', '0.01', '--json'])
+    assert [s['img_size'] for s in json.loads(capsys.readouterr().out)['speeds']] == [224, 224]
+
+
 def test_list_and_tables_for_machines(capsys):
     main(['list', '--json'])
     rows = json.loads(capsys.readouterr().out)

@@ -42,7 +42,7 @@ def run_eval(args: Namespace) -> None:
 def add_bench(parser: ArgumentParser) -> None:
     add_model(parser)
     add_fuse(parser)
-    parser.add_argument('--img-size', type=natural, nargs='+', default=[32], help='sides of the images (default: 32)')
+    parser.add_argument('--img-size', type=natural, nargs='+', help="sides of the images (default: the net's own)")
     parser.add_argument(
         '--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)')
     parser.add_argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both')
@@ -71,7 +71,8 @@ def run_bench(args: Namespace) -> None:
         args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed).to(device)
     cuda = device.type == 'cuda'
     hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} thread(s)'
-    each = itertools.product(args.dtype, args.img_size, args.batch_size)
+    sizes = args.img_size or [model.pretrained_cfg['input_size'][-1]]
+    each = itertools.product(args.dtype, sizes, args.batch_size)
     speeds = [
         speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)
         for speed in bench(model, size, batch, dtype, args.train, args.fuse, args.seconds, args.against)]
