@@ -138,6 +138,7 @@ def test_nothing_else_changes_and_timm_saves_it(tmp_path):
 @pytest.mark.parametrize('num_heads,x,match', [
     ((2,), images(2), r'num_heads=\(2,\): needs one number for each layer, from 1 to \(4, 4\)'),
     ((0, 4), images(2), 'num_heads='),
+    (3, images(2), 'num_heads=3: needs one number for each layer'),
     ((4, 5), images(2), 'num_heads='),
     ((2, 2), images(0), r'images=\(0, 3, 8, 8\): needs at least one'),
     ((2, 2), images(2) * float('nan'), 'images: layer 0 sees the same at all of their pixels, or no numbers')])

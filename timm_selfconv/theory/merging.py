@@ -110,8 +110,9 @@ def merge_heads(
         ValueError: If it is another kind of net, a number of heads is out of range, or the images leave nothing to fit.
     """
     numbers = [attn.num_heads for attn in block_attentions(model)]
-    if len(num_heads) != len(numbers) or not all(1 <= keep <= n for keep, n in zip(num_heads, numbers)):
-        raise ValueError(f'num_heads={tuple(num_heads)}: needs one number for each layer, from 1 to {tuple(numbers)}')
+    if (not isinstance(num_heads, Sequence) or len(num_heads) != len(numbers)
+            or not all(1 <= keep <= n for keep, n in zip(num_heads, numbers))):
+        raise ValueError(f'num_heads={num_heads!r}: needs one number for each layer, from 1 to {tuple(numbers)}')
     if not len(images):
         raise ValueError(f'images={tuple(images.shape)}: needs at least one')
     merged, report = prune_heads(model, {}).eval(), []

@@ -104,10 +104,13 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
         The smaller net, in the same mode and on the same device.
 
     Raises:
-        ValueError: If there is no such layer or head, a head stands twice, no head of a layer would be left, or part of
-            an attention layer is wrapped, parametrized or hooked and cannot be merged.
+        ValueError: If heads are given without their layers, there is no such layer or head, a head stands twice, no
+            head of a layer would be left, or part of an attention layer is wrapped, parametrized or hooked and cannot
+            be merged.
     """
     numbers = [attn.num_heads for attn in block_attentions(model)]
+    if not isinstance(heads, Mapping):
+        raise ValueError(f'heads={heads!r}: needs a dictionary of heads by layer')
     for layer, dropped in heads.items():
         if layer not in range(len(numbers)):
             raise ValueError(f'heads={dict(heads)}: there is no layer {layer}, layers are 0 to {len(numbers) - 1}')
