@@ -227,6 +227,14 @@ def test_statistics_show_the_reports_numbers(net, names):
         assert [round(line.get_xdata()[0]) for line in ax.lines] == [0, 0, 1, 1]
 
 
+def test_statistics_of_many_heads_have_marks_without_numbers():
+    reports = report_maps(
+        timm.create_model('sa_quadratic_cifar', num_heads=10, **SMALL), torch.zeros(1, 3, 32, 32), 3)
+    figure = figures.figure_statistics(reports, 3)
+    assert [line.get_marker() for line in figure.axes[1].lines[:10]] == [style.head_style(i)[1] for i in range(10)]
+    assert 'a mark is a head' in texts(figure)[1]
+
+
 def test_baselines_of_statistics():
     convolution = figures.convolution_maps((4, 5), 3)
     torch.testing.assert_close(convolution, shift_maps(tap_offsets(3).tolist(), 4, 5), check_dtype=False)

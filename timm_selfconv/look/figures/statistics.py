@@ -25,6 +25,7 @@ PANELS: List[Tuple[str, Callable[[HeadReport], float]]] = [
 COMPARED = [('distance', PANELS[0][1]), ('spread', PANELS[1][1]), ('on nearest tap', PANELS[3][1])]
 CONSISTENCY = 'translation consistency'
 LINES: Any = (':', '--', '-')
+NUMBERED = 9  # heads a layer whose numbers don't hide each other
 
 
 def convolution_maps(grid: Grid, kernel_size: int) -> torch.Tensor:
@@ -63,15 +64,21 @@ def draw_residuals(ax: Axes, layers: Sequence[LayerReport]) -> None:
         label='residual, one set of coefficients for all queries')
 
 
+def head_marks(*nets: Sequence[LayerReport]) -> str:
+    """What stands for a head in the panels of some nets: its number, where there is room for as many."""
+    return 'number' if max(len(layer.heads) for layers in nets for layer in layers) <= NUMBERED else 'mark'
+
+
 def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: Callable[[HeadReport], float]) -> None:
-    """A number per head at its value, a step per layer."""
+    """A number per head at its value, a step per layer; of many heads the marks that they have in other figures."""
+    numbered = head_marks(layers) == 'number'
     for layer in layers:
         for head in layer.heads:
-            color, _ = head_style(head.head)
+            color, marker = head_style(head.head)
             shift = 0.7 * ((head.head + 0.5) / len(layer.heads) - 0.5)  # side by side, so that none hides another
             ax.plot(
-                layer.layer + shift, statistic(head), color=color, marker=f'${head.head}$', linestyle='',
-                markersize=3.5, markeredgewidth=0.2)
+                layer.layer + shift, statistic(head), color=color, marker=f'${head.head}$' if numbered else marker,
+                linestyle='', markersize=3.5 if numbered else 2., markeredgewidth=0.2)
 
 
 def finish_axes(figure: Figure) -> None:
@@ -85,7 +92,7 @@ def finish_axes(figure: Figure) -> None:
 
 @styled
 def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, small: str = '') -> Figure:
-    """Convolution-likeness of the heads of some nets, side by side: a column per net, a number per head.
+    """Convolution-likeness of the heads of some nets, side by side: a column per net, a mark per head.
 
     Args:
         nets: What :func:`timm_selfconv.look.heads.report_heads` returns, by what the columns are called.
@@ -96,8 +103,8 @@ def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, sm
     lines = max(map(len, names))
     figure = titled_figure(
         0.95 * (len(COMPARED) + 1) + 0.12 * lines, 'How convolutional each head is',
-        f"{small}a number is a head; distance and spread in pixels of a layer's grid; bold: how many heads are taps of "
-        f'a {kernel_size} x {kernel_size} kernel')
+        f"{small}a {head_marks(*nets.values())} is a head; distance and spread in pixels of a layer's grid; "
+        f'bold: how many heads are taps of a {kernel_size} x {kernel_size} kernel')
     axes = figure.subplots(len(COMPARED) + 1, len(nets), squeeze=False, sharex='col', sharey='row')
     for column, (name, layers) in enumerate(zip(names, nets.values())):
         for ax, (_, statistic) in zip(axes[:, column], COMPARED):
@@ -128,7 +135,7 @@ def figure_statistics(
         against: Mapping[str, Sequence[LayerReport]] = {},
         net: str = '',
 ) -> Figure:
-    """Residual to all K x K convolutions and statistics of the heads, a step per layer, a number per head.
+    """Residual to all K x K convolutions and statistics of the heads, a step per layer, a mark per head.
 
     Args:
         layers: What :func:`timm_selfconv.look.heads.report_heads` returns.
@@ -143,7 +150,8 @@ def figure_statistics(
         panels.append((CONSISTENCY, lambda head: 0. if head.consistency is None else head.consistency))
     figure = titled_figure(
         3.8, 'How convolutional each layer is',
-        f'{small}a number is a head, over queries whose {kernel_size} x {kernel_size} pixels are on the grid', net)
+        f'{small}a {head_marks(layers)} is a head, over queries whose {kernel_size} x {kernel_size} pixels are on the '
+        'grid', net)
     axes = figure.subplots(2, 3, sharex=True)
     numbers = [layer.layer for layer in layers]
     residual_axes, *others = axes.flat

@@ -169,9 +169,9 @@ class Panel {
     if (chosen !== null) {
       const map = net.head(chosen), k = map.indexOf(map.reduce((a, b) => Math.max(a, b)));
       const { shape, token } = net.heads[chosen].layer, row = Math.floor(k / shape[1]), col = k % shape[1];
+      const [up, left] = [row - (shape[0] >> 1), col - (shape[1] >> 1)].map(offset => String(offset).replace('-', '−'));
       text += ` ${this.tiles[chosen].label}: ` + (net.vector
-        ? `its largest weight is ${map[k].toFixed(2)}, ${row - (shape[0] >> 1)} rows and ` +
-          `${col - (shape[1] >> 1)} columns away.`
+        ? `its largest weight is ${map[k].toFixed(2)}, ${up} rows and ${left} columns away.`
         : `${token ? '' : `mean distance ${net.distance(chosen, query).toFixed(1)} px, `}most at row ${row}, ` +
           `column ${col} of ${shape.join(' × ')} (${percent(map[k])}).`) + ' Over the picture its colours are scaled to its own largest value.';
     }
