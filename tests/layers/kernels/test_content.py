@@ -43,7 +43,7 @@ CASES = dict(shared=st.booleans(), fixed=st.booleans(), seed=st.integers(0, 99),
 
 
 @settings(deadline=None, max_examples=40)
-@given(nbytes=st.integers(1, 2000), **CASES)
+@given(nbytes=st.integers(1, 2000), dim=st.sampled_from((4, 40)), **CASES)
 def test_groups_of_any_size_give_each_heads_numbers_and_gradients(nbytes, **kwargs):
     tensors = inputs(**kwargs)
     with held_at_once(nbytes):

@@ -49,20 +49,25 @@ def test_first_and_second_derivatives():
     assert torch.autograd.gradgradcheck(map_attention, inputs(2, 2, 2, 2, 2, 2))
 
 
-@pytest.fixture
-def matrix_units(monkeypatch):
-    """A processor with AMX, as far as we ask."""
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'amx_bf16': True}, raising=False)
+def processor(monkeypatch, **capabilities):
+    """A processor that has these, as far as we ask."""
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: capabilities, raising=False)
 
 
-@pytest.mark.parametrize('grid,channels,dtype,wanted', [
-    ((4, 4), 16, torch.bfloat16, True),
-    ((2, 2), 96, torch.bfloat16, True),
-    ((4, 4), 16, torch.float32, False),
-    ((6, 6), 16, torch.bfloat16, False),
-    ((4, 4), 15, torch.bfloat16, False),
+@pytest.mark.parametrize('grid,channels,dtype,capabilities,wanted', [
+    ((4, 4), 16, torch.bfloat16, dict(amx_bf16=True), True),
+    ((2, 2), 96, torch.bfloat16, dict(amx_bf16=True, avx512_bf16=True), True),
+    ((4, 4), 16, torch.float32, dict(amx_bf16=True), False),
+    ((6, 6), 16, torch.bfloat16, dict(amx_bf16=True), False),
+    ((4, 4), 15, torch.bfloat16, dict(amx_bf16=True), False),
+    ((8, 9), 96, torch.bfloat16, dict(amx_bf16=True), True),
+    ((8, 9), 96, torch.bfloat16, dict(avx512_bf16=True), False),
+    ((8, 8), 96, torch.bfloat16, dict(avx512_bf16=True), True),
+    ((8, 8), 63, torch.bfloat16, dict(avx512_bf16=True), False),
+    ((2, 2), 96, torch.bfloat16, dict(avx2=True), False),
 ])
-def test_matrix_units_take_maps_of_small_grids(grid, channels, dtype, wanted, matrix_units, monkeypatch):
+def test_processors_for_bfloat16_take_maps_of_small_grids(grid, channels, dtype, capabilities, wanted, monkeypatch):
+    processor(monkeypatch, **capabilities)
     seen = []
     monkeypatch.setattr(positions, 'map_attention', lambda *inputs: seen.append(inputs) or map_attention(*inputs))
     rows, cols = (torch.rand(2, n, n).softmax(-1) for n in grid)
@@ -72,7 +77,8 @@ def test_matrix_units_take_maps_of_small_grids(grid, channels, dtype, wanted, ma
 
 
 @pytest.mark.parametrize('width', [4, 16])  # maps of 4 columns, factors of 16
-def test_maps_and_factors_agree(width, matrix_units):
+def test_maps_and_factors_agree(width, monkeypatch):
+    processor(monkeypatch, amx_bf16=True)
     generator = torch.Generator().manual_seed(0)
     rows, cols, x, weight, bias = (torch.randn(shape, generator=generator) for shape in (
         (3, 4, 4), (3, width, width), (2, 4, width, 16), (5, 48), (5,)))

@@ -151,9 +151,11 @@ def key_attention(
     value = value.to(query.dtype)
     if not torch.jit.is_scripting():  # a condition of its own, for what is in it is not compiled then
         if not needs_plain_ops(query, False):
-            if query.device.type == 'cpu':
+            few = 4 * key.shape[2] <= key.shape[3]  # all probabilities are small beside queries and keys, which stay
+            if query.device.type == 'cpu' and not (few and torch.is_grad_enabled()):
                 batch, heads, queries, width, _ = query.shape
                 scores = 8 * heads * width * key.shape[2]  # bytes of a row's in float32, and of their gradient
                 return by_keys((batch, queries, scores), query, key, value, rows, cols)
-            return fused_attention(query, key, value, rows, cols, dropout_p)
+            if query.device.type != 'cpu':
+                return fused_attention(query, key, value, rows, cols, dropout_p)
     return attend_to_keys(query, key, value, rows, cols)

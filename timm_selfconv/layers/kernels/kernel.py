@@ -224,20 +224,24 @@ class Kernel:
         each = groups(held, inputs, self.axes)
         sums = torch.promote_types(grad.dtype, torch.float32)
         totals: List[torch.Tensor] = []
+        written: List[bool] = []  # by each group a part of its own, not a sum over groups
         for t, axes, need in zip(inputs, self.axes, needs):
+            written.append(t is not None and all(
+                place.stop >= size or (axis is not None and t.shape[axis] > 1)
+                for axis, size, place in zip(axes, held, each[0])))
             if t is None or not need:
                 totals.append(grad.new_empty(0))
-                continue
-            own = all(
-                place.stop >= size or (axis is not None and t.shape[axis] > 1)
-                for axis, size, place in zip(axes, held, each[0]))
-            totals.append(torch.zeros(t.shape, dtype=t.dtype if own else sums, device=t.device))
+            elif written[-1]:
+                totals.append(torch.empty_like(t, memory_format=torch.contiguous_format))
+            else:
+                totals.append(torch.zeros(t.shape, dtype=sums, device=t.device))
         for places in each:
             some = map(part, inputs, self.axes, itertools.repeat(places))
             found = self.gradients(part(grad, self.out_axes, places), needs, *some)
-            for total, axes, g in zip(totals, self.axes, found):
+            for total, axes, own, g in zip(totals, self.axes, written, found):
                 if g is not None:
-                    part(total, axes, places).add_(g)
+                    whole = part(total, axes, places)
+                    whole.copy_(g) if own else whole.add_(g)
         return [total if t is None else total.to(t.dtype) for total, t in zip(totals, inputs)]
 
     def __call__(self, held: Tuple[int, int, int], *inputs: Optional[torch.Tensor]) -> torch.Tensor:

@@ -6,9 +6,10 @@ channels, (H, W, images channels), so that every product sees them as more of th
     forward     V_h = x W_h, U_h = R_h V_h side by side, y = sum_h C_h U_h, one product over heads and key columns
     backward    M_h = R_h x, G_h = C_h M_h and their gradients, all heads at once
 
-Matrix units (AMX) are faster at two large products, ``A x`` with a query's heads side by side and its values, than at
-short ones over the keys of a row.
+On small grids, CPUs that multiply bfloat16 are faster at two large products, ``A x`` with a query's heads side by side
+and its values, than at short ones over the keys of a row.
 """
+import sys
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -19,8 +20,7 @@ from timm.layers import register_notrace_function
 from .kernel import TINY, Kernel, autocast_dtype, needs_plain_ops
 
 __all__ = [
-    'gather_by_factors', 'gather_by_maps', 'has_matrix_units', 'map_attention', 'maps_of_factors',
-    'separable_attention',
+    'gather_by_factors', 'gather_by_maps', 'map_attention', 'map_keys', 'maps_of_factors', 'separable_attention',
 ]
 
 Gradients = Tuple[Optional[torch.Tensor], ...]
@@ -178,10 +178,10 @@ by_maps = Kernel(
 
 
 @torch.compiler.assume_constant_result
-def has_matrix_units() -> bool:
-    """Return True if the CPU multiplies bfloat16 matrices natively (AMX)."""
-    capabilities: Any = getattr(torch.cpu, 'get_capabilities', dict)  # older torches can't say
-    return capabilities().get('amx_bf16', False)
+def map_keys() -> int:
+    """Keys up to which, and up to a layer's channels, the CPU is faster by maps than by factors in bfloat16."""
+    capabilities: Any = getattr(torch.cpu, 'get_capabilities', dict)()  # older torches can't say
+    return sys.maxsize if capabilities.get('amx_bf16') else 64 if capabilities.get('avx512_bf16') else 0
 
 
 @torch.fx.wrap
@@ -212,8 +212,8 @@ def separable_attention(
     if not torch.jit.is_scripting():
         if not needs_plain_ops(x, False):
             dtype = autocast_dtype(x)
-            if (dtype == torch.bfloat16 and x.shape[1] * x.shape[2] <= x.shape[3] and x.device.type == 'cpu'
-                    and has_matrix_units()):
+            if (dtype == torch.bfloat16 and x.device.type == 'cpu'
+                    and x.shape[1] * x.shape[2] <= min(x.shape[3], map_keys())):
                 out = map_attention(maps_of_factors(row_probs, col_probs), x, weight, bias)
                 return out.unflatten(1, (row_probs.shape[1], col_probs.shape[1]))
             met = row_probs.shape[1] * (x.shape[2] + col_probs.shape[1])  # pixels, by rows and then by columns too
