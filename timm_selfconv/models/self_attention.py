@@ -190,7 +190,10 @@ default_cfgs = generate_default_cfgs({
     ),
     **_cfgs(
         'sa_quadratic_tiny_cifar',
+        'sa_quadratic_gen_tiny_cifar',
+        'sa_quadratic_h16_tiny_cifar',
         'sa_learned_tiny_cifar',
+        'sa_learned_h16_tiny_cifar',
         'sa_learned_content_tiny_cifar',
         'sa_learned_content_hier_tiny_cifar',
         pool_size=(8, 8),
@@ -285,10 +288,31 @@ def sa_quadratic_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAtte
 
 
 @register_model
+def sa_quadratic_gen_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """A small general quadratic net, heads of any ellipse, that trains on a CPU: 96 channels on 8 x 8 positions."""
+    model_args = dict(TINY, encoding='quadratic_gen')
+    return _create_self_attention('sa_quadratic_gen_tiny_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_quadratic_h16_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """`sa_quadratic_tiny_cifar` with 16 heads per layer."""
+    model_args = dict(TINY, num_heads=16)
+    return _create_self_attention('sa_quadratic_h16_tiny_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
 def sa_learned_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
     """A small position-only learned net that trains on a CPU: 96 channels on 8 x 8 positions."""
     model_args = dict(TINY, encoding='learned')
     return _create_self_attention('sa_learned_tiny_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def sa_learned_h16_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
+    """`sa_learned_tiny_cifar` with 16 heads per layer."""
+    model_args = dict(TINY, encoding='learned', num_heads=16)
+    return _create_self_attention('sa_learned_h16_tiny_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
