@@ -1,6 +1,6 @@
 """Attention maps: where every query of a net looks."""
 import copy
-from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, List, Optional, Tuple, TypeVar, Union
 
 import torch
 import torch.nn as nn
@@ -19,7 +19,6 @@ __all__ = [
 ]
 
 T = TypeVar('T')
-Kind = Union[Type[nn.Module], Tuple[Type[nn.Module], ...]]
 PARTS = ('both', 'content', 'position')
 OWN_MAPS = (SelfAttention2d, ConvAttention)  # computed beside the forward pass
 
@@ -97,11 +96,9 @@ def layer_names(model: nn.Module, layers: int) -> List[str]:
     return [f'pass {i // len(blocks)}, block {i % len(blocks)}' for i in range(layers)]
 
 
-def look_into(model: nn.Module, kind: Kind, images: torch.Tensor, look: Callable[..., T]) -> List[T]:
-    """Apply a function to each layer of a kind and to its inputs, in the order the layers run.
-
-    The layers are those of a private copy; there are no gradients.
-    """
+def look_into(
+        model: nn.Module, kind: Union[type, Tuple[type, ...]], images: torch.Tensor, look: Callable[..., T]) -> List[T]:
+    """Apply a function to each layer of a kind, of a private copy, and to its inputs, in the order the layers run."""
     net = private_copy(model)
     seen: List[T] = []
     for layer in net.modules():
@@ -117,7 +114,7 @@ def read_layers(
         images: torch.Tensor,
         look: Callable[[LayerProbs], T],
         part: str = 'both',
-        besides: Tuple[Type[nn.Module], ...] = (),
+        besides: Tuple[type, ...] = (),
 ) -> List[T]:
     """Apply a function to the probabilities of every layer of a transformer, or to one part of its gated attention."""
     if part not in PARTS:
@@ -143,14 +140,9 @@ def own_maps(model: nn.Module, part: str) -> bool:
 
 def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
     """Maps of a convolution that is attention, among the pixels of its input, shape (B, heads, H, W, H, W)."""
-    size, padding = x.shape[2:], [0] * 4
-    if layer.padding_mode != 'zeros':
-        padding = pad_widths(layer)
-
-    def pad(x: torch.Tensor, widths: List[int]) -> torch.Tensor:
-        return F.pad(x, widths, layer.padding_mode) if any(widths) else x
-
-    keys, before = pad(x, padding), padding[-2::-2]
+    zeros, size = layer.padding_mode == 'zeros', x.shape[2:]
+    mode, widths = ('constant', [0] * 4) if zeros else (layer.padding_mode, pad_widths(layer))
+    keys, before = F.pad(x, widths, mode), widths[-2::-2]
     rows, cols = (
         gaussian_axis_scores(center, layer.spreads.square(), n, first + torch.arange(queries, dtype=x.dtype))
         for center, n, first, queries in zip(layer.centers.T, keys.shape[2:], before, size))
@@ -162,7 +154,7 @@ def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
         scores = scores + torch.einsum('bijhd,bklhd->bhijkl', query, key) * layer.content ** -0.5
     maps = scores.flatten(4).softmax(-1).unflatten(-1, keys.shape[2:])
     for axis, n in enumerate(size):  # a pixel and its copies in the padding are one
-        pixel = pad(torch.arange(n, dtype=x.dtype)[None, None], padding[2 - 2 * axis:][:2])[0, 0].long()
+        pixel = F.pad(torch.arange(n, dtype=x.dtype)[None, None], widths[2 - 2 * axis:][:2], mode)[0, 0].long()
         shape = *maps.shape[:4 + axis], n, *maps.shape[5 + axis:]
         maps = maps if len(pixel) == n else maps.new_zeros(shape).index_add(4 + axis, pixel, maps)
     return maps.expand(len(x), -1, -1, -1, -1, -1)
@@ -217,14 +209,7 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
 
 def look_at_windows(
         model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T], part: str = 'both') -> List[T]:
-    """Apply a function to :func:`attention_maps` of every layer, each window by itself; one layer's are held at a time.
-
-    Windows that are padded, or that a cyclic shift put together of both ends of the grid, are left out. Attention whose
-    windows are no neighbourhoods (MaxViT's grids) stands on the whole grid, as all attention without windows does.
-
-    Args:
-        look: A function of maps of shape (B, windows, heads, h, w, h, w), of one window where a layer has none.
-    """
+    """Apply a function to :meth:`LayerProbs.window_maps` of every layer; one layer's are held at a time."""
     if own_maps(model, part):
         return look_into(model, OWN_MAPS, images, lambda layer, *args: look(layer_maps(layer, *args)[:, None]))
     return read_layers(model, images, lambda probs: look(probs.window_maps()), part)

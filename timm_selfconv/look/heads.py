@@ -97,18 +97,14 @@ def report_layer(
     on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size).mean((0, 1, -2, -1))
     on_tap, nearest = (t.tolist() for t in on_taps.max(-1))
     rows, cols = (mean(c) for c in theory.center_of_mass(maps).unbind(-1))
-    spread, distance = mean(theory.spread(maps)), mean(theory.mean_distance(maps))
-    entropy, largest = mean(theory.entropy(maps)), mean(theory.largest_probability(maps))
     nothing = [None] * len(acting)
     consistency = nothing if by_position else theory.translation_consistency(maps).mean((0, 1)).tolist()
     constancy = nothing if by_position or len(maps) == 1 else mean(theory.overlap(maps, 0)[None])
     left_right, up_down = (theory.mirror_symmetry(maps, dim).mean((0, 1)).tolist() for dim in (-1, -2))
-    heads = [
-        HeadReport(
-            head, (rows[head], cols[head]), spread[head], distance[head], entropy[head], largest[head],
-            consistency[head], constancy[head], (left_right[head], up_down[head]), offsets[nearest[head]], on_tap[head],
-            acting[head], None if gates is None else gates[head])
-        for head in range(len(acting))]
+    heads = [HeadReport(*statistics) for statistics in zip(
+        range(len(acting)), zip(rows, cols), mean(theory.spread(maps)), mean(theory.mean_distance(maps)),
+        mean(theory.entropy(maps)), mean(theory.largest_probability(maps)), consistency, constancy,
+        zip(left_right, up_down), [offsets[tap] for tap in nearest], on_tap, acting, gates or nothing)]
     residual = theory.conv_residual(maps, kernel_size)
     taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})
     overlap = None if len(acting) == 1 else float(theory.interior(theory.overlap(maps), kernel_size).mean())

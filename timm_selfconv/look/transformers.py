@@ -24,13 +24,11 @@ __all__ = [
 ]
 
 T = TypeVar('T')
-# all of these give `attn_drop` their probabilities, shape (B, heads, N, N), unless `fused_attn` is on
-TOKENS = (
-    TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention, beit.Attention, MHSA, GPSA, GatedAttention,
-    ParallelScalingBlock, TalkingHeadAttn)
 CHANNELS_FIRST = (visformer.Attention, fastvit.Attention, maxxvit.Attention2d)
-CHANNELS_LAST = (maxxvit.AttentionCl, vision_transformer_sam.Attention)
-WINDOWS = (
+# all of these give `attn_drop` their probabilities, shape (B, heads, N, N), unless `fused_attn` is on
+TRANSFORMER_ATTENTION: Any = (
+    TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention, beit.Attention, MHSA, GPSA, GatedAttention,
+    ParallelScalingBlock, TalkingHeadAttn, *CHANNELS_FIRST, maxxvit.AttentionCl, vision_transformer_sam.Attention,
     swin_transformer.WindowAttention, swin_transformer_v2.WindowAttention,
     swin_transformer_v2_cr.WindowMultiHeadAttention, gcvit.WindowAttentionGlobal)
 # those that part a grid into windows, and attend in each
@@ -38,7 +36,6 @@ WINDOW_BLOCKS = (
     swin_transformer.SwinTransformerBlock, swin_transformer_v2.SwinTransformerV2Block,
     swin_transformer_v2_cr.SwinTransformerV2CrBlock, gcvit.GlobalContextVitBlock, vision_transformer_sam.Block,
     maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d)
-TRANSFORMER_ATTENTION: Any = (*TOKENS, *CHANNELS_FIRST, *CHANNELS_LAST, *WINDOWS)
 # a gated sum of content and position
 GATED_ATTENTION = (GPSA, GatedAttention)
 # the class token's only
@@ -108,8 +105,8 @@ class LayerProbs:
     def window_maps(self) -> torch.Tensor:
         """Maps of windows that are on the grid as they are, shape (B, windows, heads, h, w, h, w).
 
-        Padded windows and those that a cyclic shift put together are left out. If there are no others, or no windows,
-        these are the maps on the whole grid, as if of one window.
+        Padded windows and those that a cyclic shift put together of both ends of the grid are left out. If there are no
+        others (MaxViT's grids), or no windows, these are the maps on the whole grid, as if of one window.
         """
         if self.places is not None:
             rows, cols = (torch.arange(n, device=self.places.device) for n in self.window)
@@ -138,16 +135,7 @@ class StandIn(nn.Module):
 
 
 def window_places(block: Any, x: torch.Tensor, *args: Any) -> Tuple[Tuple[int, int], torch.Tensor, Tuple[int, int]]:
-    """Let a block part a grid of coordinates as it parts what enters it, shifted and padded.
-
-    Args:
-        block: One of WINDOW_BLOCKS.
-        x: What enters it, shape (B, H, W, C), or (B, C, H, W).
-        args: What else does.
-
-    Returns:
-        Grid, places and window of :class:`LayerProbs`.
-    """
+    """Grid, places and window of :class:`LayerProbs`: the block parts a grid of coordinates as it parts x."""
     first = isinstance(block.attn, CHANNELS_FIRST)
     height, width = grid = (x.shape[-2], x.shape[-1]) if first else (x.shape[1], x.shape[2])
     coordinates = x.new_zeros(1, height, width, x.shape[1] if first else x.shape[3])
@@ -164,19 +152,13 @@ def window_places(block: Any, x: torch.Tensor, *args: Any) -> Tuple[Tuple[int, i
 
 
 def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Callable[[LayerProbs], T]) -> List[T]:
-    """Apply a function to the probabilities of each layer, in the order they run, and keep what it returns.
-
-    Args:
-        net: A private copy of a net; it gets hooks.
-        layers: Its attention layers.
-        images: Images as the net takes them, shape (B, C, height, width).
-        look: The function.
+    """Apply a function to the probabilities of attention layers, in the order they run; the net, a copy, gets hooks.
 
     Raises:
         ValueError: If the net does not say where its tokens lie.
     """
     seen: List[T] = []
-    context: Dict[Any, Any] = {}  # of a layer: its grid, places and window
+    context: Dict[Any, Any] = {}  # of a layer: its grid, in windows also places and window
 
     def enter_block(block: Any, args: Any) -> None:
         context[block.attn] = window_places(block, *args)
@@ -184,18 +166,18 @@ def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Ca
     def enter(layer: Any, args: Any) -> None:
         x = args[0]
         if x.dim() == 4 and layer not in context:
-            context[layer] = (x.shape[2:] if isinstance(layer, CHANNELS_FIRST) else x.shape[1:3]), None, (1, 1)
+            context[layer] = (x.shape[2:] if isinstance(layer, CHANNELS_FIRST) else x.shape[1:3],)
 
     def leave(layer: Any, probs: torch.Tensor) -> None:
-        grid, places, window = context.pop(layer, None) or (patch_grid(net, images), None, (1, 1))
+        (height, width), *windows = context.pop(layer, None) or (patch_grid(net, images),)
         if probs.dim() == 3:  # SAM's, of all heads one after the other
             probs = probs.unflatten(0, (-1, layer.num_heads))
-        tokens = grid[0] * grid[1]
-        if places is None and probs.shape[-1] not in (tokens, tokens + getattr(net, 'num_prefix_tokens', 1)):
+        patches = height * width
+        if not windows and probs.shape[-1] not in (patches, patches + getattr(net, 'num_prefix_tokens', 1)):
             raise ValueError(
-                f'attention maps of shape {list(probs.shape)}: needs one of all tokens for each, and of {grid[0]} x '
-                f'{grid[1]} patches last')
-        seen.append(look(LayerProbs(probs, (grid[0], grid[1]), places, window)))
+                f'attention maps of shape {list(probs.shape)}: needs one of all tokens for each, and of {height} x '
+                f'{width} patches last')
+        seen.append(look(LayerProbs(probs, (height, width), *windows)))
 
     for block in [m for m in net.modules() if isinstance(m, WINDOW_BLOCKS)]:
         block.register_forward_pre_hook(enter_block)
