@@ -332,9 +332,9 @@ def test_a_net_stands_beside_others():
     other = [dataclasses.replace(layers[0], heads=tap)]
     axes = np.array(figures.figure_heads({'one': layers, 'the other': other}, 3).axes).reshape(4, 2)
     assert [ax.get_title() for ax in axes[0]] == ['one', 'the other']
-    for ax, (_, statistic) in zip(axes[:3, 0], figures.statistics.COMPARED):
-        drawn = [line.get_ydata()[0] for line in ax.lines]
-        assert drawn == [statistic(head) for layer in layers for head in layer.heads]
+    for ax, name in zip(axes[:3, 0], ('distance', 'spread', 'on_tap')):
+        assert [line.get_ydata()[0] for line in ax.lines] == [
+            getattr(head, name) for layer in layers for head in layer.heads]
     assert list(axes[3, 0].lines[0].get_ydata()) == [layer.residual for layer in layers]
     assert [[text.get_text() for text in ax.texts] for ax in axes[2]] == [[], ['2']]
 
@@ -347,7 +347,7 @@ def test_parts_of_gated_attention():
     assert_drawn(panels(drawn['attention']), expected[0, :, 1, 1], rtol=1e-7, atol=0)
     assert 'class' not in drawn
     attention = explorer.describe_attention(net, torch.randn(2, 3, 48, 48), 'position')
-    assert [layer['heads'] for layer in attention['layers']] == [4] and attention['grid'] == (3, 3)
+    assert [(layer['heads'], layer['queries']) for layer in attention['layers']] == [(4, (3, 3))]
 
 
 def test_vector_attention_gets_footprints():

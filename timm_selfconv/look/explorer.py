@@ -66,13 +66,9 @@ def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
 
 
 def term_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """A layer's maps of all terms, of those that know offsets and of those that look at keys.
+    """A layer's maps of all terms, of those that know offsets (content-position, position), of those that look at keys.
 
-    The second are content-position and position, the third content and key bias; x has shape (B, H, W, dim), and keys
-    are those to meet instead of its own.
-
-    Returns:
-        Shape (3, B, heads, H W, H W).
+    From x, shape (B, H, W, dim), come maps of shape (3, B, heads, H W, H W).
     """
     scores, bias = layer.scores(x, key), dense_scores(*layer.score_parts(x, key)[2:])
     return torch.stack([scores, bias.expand_as(scores), scores - bias]).softmax(-1)
@@ -81,8 +77,7 @@ def term_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tenso
 def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
     """A layer of maps, shape (views, B, heads, queries, H, W), as bytes in parts of each query's largest probability.
 
-    Args:
-        more: Further entries of the layer; ``queries`` are rows and columns, by default those of the keys.
+    Queries are on the grid of the keys, unless ``more`` says otherwise.
     """
     shape = maps.shape[-2:]
     peaks = maps.amax((-2, -1)).float()
@@ -108,15 +103,8 @@ def check_entries(entries: int) -> None:
             'images or take smaller ones')
 
 
-def finest(layers: Sequence[Dict[str, Any]]) -> Tuple[int, int]:
-    """The largest grid of queries that layers have."""
-    return max(layer['queries'] for layer in layers)
-
-
 def describe_attention(model: nn.Module, batch: torch.Tensor, part: str = 'both') -> Dict[str, Any]:
-    """Finest grid and packed attention of each layer of a net, for a batch of images as it takes them.
-
-    Of the first image where no other has other attention.
+    """Packed attention of each layer of a net, for a batch of images, or for the first where all have the same.
 
     Raises:
         ValueError: If its attention cannot be read, or does not fit in a page.
@@ -153,11 +141,11 @@ def describe_attention(model: nn.Module, batch: torch.Tensor, part: str = 'both'
         packed += [
             pack_maps(m[None, :, :, None], queries=(1, 1), name=f'{name}, class token', token=True)
             for m, name in zip(token, names)]
-    return dict(grid=finest(packed), content=content, layers=packed)
+    return dict(content=content, layers=packed)
 
 
 def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
-    """Finest grid and packed weights of each layer of a net of vector attention."""
+    """Packed weights of each layer of a net of vector attention."""
     layers = footprint_weights(model, batch)
     check_entries(sum(weights.numel() for weights in layers))
     signed = any(bool((weights < 0).any()) for weights in layers)
@@ -167,7 +155,7 @@ def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]
         packed.append(dict(
             name=name.capitalize(), heads=weights.shape[1], queries=weights.shape[2:4], shape=shape, step=step,
             middle=0. if signed else 1 / shape.numel(), weights=pack(quantise(weights, step, torch.int8))))
-    return dict(grid=finest(packed), content=True, layers=packed)
+    return dict(content=True, layers=packed)
 
 
 def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
@@ -211,13 +199,15 @@ def describe_net(
     batch = preprocess(model, images)
     vector = part == 'both' and has_footprints(model)
     attention = describe_footprints(model, batch) if vector else describe_attention(model, batch, part)
+    grid = max(layer['queries'] for layer in attention['layers'])
     history = None if run is None else find_history(run)
     return dict(
         name=name,
         caption=caption,
+        grid=grid,
         **attention,
         film=None if history is None else describe_film(
-            history, [layer['heads'] for layer in attention['layers']], attention['grid']),
+            history, [layer['heads'] for layer in attention['layers']], grid),
         average=picture_uri(model, batch.mean(0)),
         pictures=[picture_uri(model, image) for image in batch],
         predictions=describe_predictions(model, batch, labels),

@@ -16,7 +16,7 @@ from timm_selfconv.look.heads import LayerReport, report_maps
 from timm_selfconv.theory import encoding_blobs
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
-from .maps import check_query, figure_average, figure_query
+from .maps import figure_average, figure_query
 from .statistics import baselines, figure_heads, figure_statistics
 
 __all__ = ['REPORTED', 'draw_figures', 'mean_maps']
@@ -51,14 +51,14 @@ def over_images(number: int) -> str:
     return f'mean over {number} images; ' if number > 1 else ''
 
 
-def untrained_copy(model: nn.Module, seed: int = 0) -> Optional[nn.Module]:
+def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
     """The same net as it is before any training; None if it can't initialise itself anew, heads included."""
     model = copy.deepcopy(model)
     init_weights: Any = getattr(model, 'init_weights', None)
     if init_weights is None or any(isinstance(m, ConvAttention) for m in model.modules()):
         return None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         init_weights()
     return model
 
@@ -112,7 +112,6 @@ def draw_figures(
     seen = images if content else images[:1]  # one map serves all images
     maps = mean_maps(model, seen, part)
     grids = [(m.shape[-2], m.shape[-1]) for m in maps]
-    query = check_query(query, grids[0])
     note = over_images(len(seen))
     blobs = encoding_blobs(model)
     seen = seen[:REPORTED]

@@ -6,7 +6,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 
-from .maps import draw_rows, rows_height
+from .maps import draw_rows, place_rows
 from .style import head_style, styled, titled_figure
 
 __all__ = ['figure_footprints']
@@ -41,7 +41,7 @@ def figure_footprints(
     middle = 0. if signed else 1 / weights[0][0].numel()
     rows = [w[:MOST_MAPS] for w in weights]
     figure = titled_figure(
-        rows_height(rows, names), 'Weights over the footprint',
+        place_rows(rows, names)[-1], 'Weights over the footprint',
         f'{small}{shown}{shared}mean over all queries; a weight map serves a share of the channels; white: {neutral}',
         net)
     norm, ax = CenteredNorm(middle, max(float((w - middle).abs().max()) for w in weights)), figure.subplots()

@@ -15,8 +15,8 @@ from timm_selfconv.theory import mean_distance
 from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figure
 
 __all__ = [
-    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'queries_of',
-    'query_attention', 'rows_height',
+    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'place_rows', 'queries_of',
+    'query_attention',
 ]
 
 SCALE = 'above each panel: its head, its largest value'
@@ -40,15 +40,7 @@ def check_query(query: Optional[Tuple[int, int]], grid: Grid) -> Tuple[int, int]
 
 
 def queries_of(maps: Sequence[torch.Tensor], query: Optional[Tuple[int, int]]) -> List[Grid]:
-    """The query of each layer that lies where one does on the first layer's grid.
-
-    Args:
-        maps: Attention maps of each layer, shape (..., H, W), on grids that may differ.
-        query: Its row and column on the first layer's grid; the middle by default.
-
-    Raises:
-        ValueError: If it lies elsewhere.
-    """
+    """The query on each layer's grid that lies where one does on the first layer's, by default in the middle."""
     height, width = maps[0].shape[-2:]
     i, j = check_query(query, (height, width))
     return [(i * m.shape[-2] // height, j * m.shape[-1] // width) for m in maps]
@@ -128,6 +120,16 @@ def draw_image(
             (left + j * w, top + i * h), w, h, fill=False, edgecolor='black', linewidth=0.6, path_effects=HALO))
 
 
+def place_rows(rows: Sequence[torch.Tensor], names: Sequence[str]) -> Tuple[int, List[int], float, float]:
+    """Panels side by side, lines of each layer; inches of a panel and a gap, and of all rows with their colour bar."""
+    most = max(map(len, rows))
+    columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))
+    lines = [math.ceil(len(row) / columns) for row in rows]
+    width = min((TEXT_WIDTH - 0.1 - LETTER * max(map(len, names))) / columns, 0.75)
+    height = width * rows[0].shape[-2] / rows[0].shape[-1] + HEAD_LINE
+    return columns, lines, width, sum(lines) * height + 0.45
+
+
 def draw_rows(
         figure: Figure,
         ax: Axes,
@@ -145,9 +147,8 @@ def draw_rows(
     heads are drawn, each with its largest value above it; ``marks`` are pixels to frame, one per layer, ``under`` a
     picture under each map, shape (height, width, 3).
     """
-    (columns, lines), inches = columns_and_lines(rows), panel_width(rows, names)
-    grid: Grid = (rows[0].shape[-2], rows[0].shape[-1])
-    side, ratio, head_line = 0.95, grid[0] / grid[1], HEAD_LINE / inches
+    columns, lines, inches, _ = place_rows(rows, names)
+    side, ratio, head_line = 0.95, rows[0].shape[-2] / rows[0].shape[-1], HEAD_LINE / inches
     for number, (row, name) in enumerate(zip(rows, names)):
         start = sum(lines[:number])
         own, mark = (row.shape[-2], row.shape[-1]), marks[number] if marks else None
@@ -177,24 +178,6 @@ def draw_rows(
     figure.colorbar(colors, ax=ax, location='bottom', shrink=0.5, aspect=50, pad=0.01).set_label(label, fontsize=6)
 
 
-def columns_and_lines(rows: Sequence[torch.Tensor]) -> Tuple[int, List[int]]:
-    """Number of panels side by side, at most MOST_COLUMNS, and of lines that each layer takes."""
-    most = max(map(len, rows))
-    columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))
-    return columns, [math.ceil(len(row) / columns) for row in rows]
-
-
-def panel_width(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
-    """Inches for a panel of :func:`draw_rows` and the gap to the next one."""
-    return min((TEXT_WIDTH - 0.1 - LETTER * max(map(len, names))) / columns_and_lines(rows)[0], 0.75)
-
-
-def rows_height(rows: Sequence[torch.Tensor], names: Sequence[str]) -> float:
-    """Inches for the rows of :func:`draw_rows` with their colour bar."""
-    line = panel_width(rows, names) * rows[0].shape[-2] / rows[0].shape[-1] + HEAD_LINE
-    return sum(columns_and_lines(rows)[1]) * line + 0.45
-
-
 def draw_maps(
         rows: Sequence[torch.Tensor],
         orders: Sequence[Sequence[int]],
@@ -215,7 +198,7 @@ def draw_maps(
     cmap = LinearSegmentedColormap.from_list('over', ['white', RED]) if over else colormaps[MAP_COLORS]
     colors = ScalarMappable(norm, cmap.with_extremes(bad='0.8'))
     names = [f'layer {number}' for number in range(len(rows))]
-    body = rows_height(rows, names)
+    *_, body = place_rows(rows, names)
     figure = titled_figure(body + (0. if picture is None else 1.), title, f'{small}{SCALE}', net)
     *tops, ax = figure.subplots(2, 1, height_ratios=(1., body)) if picture is not None else [figure.subplots()]
     for top in tops:

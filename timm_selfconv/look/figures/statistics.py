@@ -1,6 +1,6 @@
 """Residuals of the layers and statistics of their heads: a figure that neither paper has."""
 import textwrap
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 from matplotlib.axes import Axes
@@ -9,21 +9,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from timm_selfconv.layers import gaussian_axis_scores
-from timm_selfconv.look.heads import HeadReport, LayerReport, report_layer
+from timm_selfconv.look.heads import LayerReport, report_layer
 from timm_selfconv.theory import tap_offsets
 from .maps import Grid
 from .style import head_style, styled, titled_figure
 
 __all__ = ['baselines', 'convolution_maps', 'figure_heads', 'figure_statistics']
 
-PANELS: List[Tuple[str, Callable[[HeadReport], float]]] = [
-    ('mean distance [pixels]', lambda head: head.distance),
-    ('spread [pixels]', lambda head: head.spread),
-    ('entropy [nats]', lambda head: head.entropy),
-    ('attention on its nearest tap', lambda head: head.on_tap),
-]
-COMPARED = [('distance', PANELS[0][1]), ('spread', PANELS[1][1]), ('on nearest tap', PANELS[3][1])]
-CONSISTENCY = 'translation consistency'
+# titles, by attributes of HeadReport
+PANELS = {
+    'distance': 'mean distance [pixels]', 'spread': 'spread [pixels]', 'entropy': 'entropy [nats]',
+    'on_tap': 'attention on its nearest tap', 'consistency': 'translation consistency'}
+COMPARED = {'distance': 'distance', 'spread': 'spread', 'on_tap': 'on nearest tap'}
 LINES: Any = (':', '--', '-')
 NUMBERED = 9  # heads a layer whose numbers don't hide each other
 
@@ -69,7 +66,7 @@ def head_marks(*nets: Sequence[LayerReport]) -> str:
     return 'number' if max(len(layer.heads) for layers in nets for layer in layers) <= NUMBERED else 'mark'
 
 
-def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: Callable[[HeadReport], float]) -> None:
+def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: str) -> None:
     """A number per head at its value, a step per layer; of many heads the marks that they have in other figures."""
     numbered = head_marks(layers) == 'number'
     for layer in layers:
@@ -77,8 +74,8 @@ def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: Callable[[Hea
             color, marker = head_style(head.head)
             shift = 0.7 * ((head.head + 0.5) / len(layer.heads) - 0.5)  # side by side, so that none hides another
             ax.plot(
-                layer.layer + shift, statistic(head), color=color, marker=f'${head.head}$' if numbered else marker,
-                linestyle='', markersize=3.5 if numbered else 2., markeredgewidth=0.2)
+                layer.layer + shift, getattr(head, statistic), color=color, linestyle='', markeredgewidth=0.2,
+                marker=f'${head.head}$' if numbered else marker, markersize=3.5 if numbered else 2.)
 
 
 def finish_axes(figure: Figure) -> None:
@@ -107,7 +104,7 @@ def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, sm
         f'bold: how many heads are taps of a {kernel_size} x {kernel_size} kernel')
     axes = figure.subplots(len(COMPARED) + 1, len(nets), squeeze=False, sharex='col', sharey='row')
     for column, (name, layers) in enumerate(zip(names, nets.values())):
-        for ax, (_, statistic) in zip(axes[:, column], COMPARED):
+        for ax, statistic in zip(axes[:, column], COMPARED):
             draw_heads(ax, layers, statistic)
         draw_residuals(axes[-1, column], layers)
         for layer in layers:
@@ -117,7 +114,7 @@ def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, sm
                     str(taps), (layer.layer, 1.08), ha='center', color='black', fontsize=6, weight='bold')
         axes[0, column].set_title('\n'.join([''] * (lines - len(name)) + name))
         axes[-1, column].set_xlabel('layer')
-    for ax, label in zip(axes[:, 0], [*(label for label, _ in COMPARED), 'residual']):
+    for ax, label in zip(axes[:, 0], [*COMPARED.values(), 'residual']):
         ax.set_ylabel(label)
     for ax in axes[2:].flat:
         ax.set_ylim(-0.04, 1.04)
@@ -145,9 +142,8 @@ def figure_statistics(
             heads are drawn as grey lines.
         net: Which net it is, for the title.
     """
-    panels = list(PANELS)
-    if layers[0].heads[0].consistency is not None:
-        panels.append((CONSISTENCY, lambda head: 0. if head.consistency is None else head.consistency))
+    panels = [name for name in PANELS if all(
+        getattr(reports[0].heads[0], name) is not None for reports in (layers, *against.values()))]
     figure = titled_figure(
         3.8, 'How convolutional each layer is',
         f'{small}a {head_marks(layers)} is a head, over queries whose {kernel_size} x {kernel_size} pixels are on the '
@@ -157,18 +153,18 @@ def figure_statistics(
     residual_axes, *others = axes.flat
     draw_residuals(residual_axes, layers)
     residual_axes.set(title=f'residual to {kernel_size} x {kernel_size} convolutions', ylim=(-0.04, 1.04))
-    for ax, (name, statistic) in zip(others, panels):
-        draw_heads(ax, layers, statistic)
-        ax.set_title(name)
-        if name in (CONSISTENCY, PANELS[3][0]):
+    for ax, name in zip(others, panels):
+        draw_heads(ax, layers, name)
+        ax.set_title(PANELS[name])
+        if name in ('on_tap', 'consistency'):
             ax.set_ylim(-0.04, 1.04)
     for reports, line in zip(against.values(), LINES):
         style: Any = dict(color='0.6', linestyle=line, linewidth=0.9, zorder=1)
         across = [numbers[0] - 0.4, *numbers[1:-1], numbers[-1] + 0.4] if len(numbers) > 1 else [-0.4, 0.4]
         spread_out = [reports[min(i, len(reports) - 1)] for i in range(len(across))]
         residual_axes.plot(across, [layer.residual for layer in spread_out], **style)
-        for ax, (_, statistic) in zip(others, panels):
-            means = [sum(map(statistic, layer.heads)) / len(layer.heads) for layer in spread_out]
+        for ax, name in zip(others, panels):
+            means = [sum(getattr(head, name) for head in layer.heads) / len(layer.heads) for layer in spread_out]
             ax.plot(across, means, **style)
     for ax in others[len(panels):]:
         ax.remove()
