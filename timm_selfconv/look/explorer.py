@@ -96,7 +96,6 @@ def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
 
 
 def check_entries(entries: int) -> None:
-    """Raise a ValueError if maps of so many numbers are too many for a page."""
     if entries > MAX_ENTRIES:
         raise ValueError(
             f'images: make attention maps of {entries:,} numbers, and a page takes up to {MAX_ENTRIES:,}; name fewer '
@@ -160,20 +159,13 @@ def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]
 
 def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
     """The three most probable classes of each picture, and its true one, each with its probability."""
-    predictions: List[Dict[str, Any]] = []
-    for ranked, label in itertools.zip_longest(rank_classes(private_copy(model), batch), labels):
-        predictions.append(dict(top=ranked[:3]))
-        if label is not None:
-            predictions[-1]['label'] = (label, dict(ranked).get(label))
-    return predictions
+    return [
+        dict(top=ranked[:3], label=None if label is None else (label, dict(ranked).get(label)))
+        for ranked, label in itertools.zip_longest(rank_classes(private_copy(model), batch), labels)]
 
 
 def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
-    """Centres and covariances of a net's heads after each epoch, from its history; None if they follow the image.
-
-    Raises:
-        ValueError: If the file is no history, or that of a net of other heads.
-    """
+    """Centres and covariances of a net's heads after each epoch, from its history; None if they follow the image."""
     history = read_history(run)
     rows = history['rows']
     if any(row['heads'] is None for row in rows):

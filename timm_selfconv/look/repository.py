@@ -11,7 +11,7 @@ from timm_selfconv.weights import card_path, measured_accuracy, provenance
 from timm_selfconv.weights.loading import OWNER, WEIGHTS_FILE, read_weights
 from timm_selfconv.weights.saving import write_net
 from .explorer import explorer_page
-from .figures import draw_figures, save_figure
+from .figures import draw_figures, save_figures
 
 __all__ = ['write_repository']
 
@@ -61,13 +61,12 @@ def write_repository(
             figures = draw_figures(model, images, list(pictures))
             page = explorer_page({name: model}, pictures, runs=[name])
         except ValueError:  # a convolutional net has no attention to draw
-            figures, page = {}, None
-    for title, figure in figures.items():
-        save_figure(figure, folder / 'figures' / f'{title}.png')
-        shown += f'![{title}](figures/{title}.png)\n\n'
-    if page is not None:
-        (folder / 'explorer.html').write_bytes(page.encode())
-        shown += '`explorer.html` shows where every pixel looks: download it and open it in a browser.\n'
+            pass
+        else:
+            files = save_figures(figures, folder / 'figures')
+            shown = ''.join(f'![{file.stem}](figures/{file.name})\n\n' for file in files)
+            shown += '`explorer.html` shows where every pixel looks: download it and open it in a browser.\n'
+            (folder / 'explorer.html').write_bytes(page.encode())
     links = '\n'.join(
         f'| [{other}](https://huggingface.co/{OWNER}/{other}) | {measured_accuracy(other):.4f} | {provenance(other)} |'
         for other in relatives)

@@ -80,11 +80,7 @@ def evenly(epochs: Sequence[int], columns: int) -> List[int]:
 
 
 def history_blobs(path: Path, columns: int) -> Tuple[Dict[int, List[Blobs]], Grid]:
-    """The Gaussians in a history, and the grid that they are on.
-
-    Raises:
-        ValueError: If the history does not say where heads look.
-    """
+    """The Gaussians in a history, by epochs trained, and the grid that they are on."""
     history = read_history(path)
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
     if not rows or not history['grid']:
@@ -168,10 +164,7 @@ def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Re
 
 
 def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, size: float = 5) -> None:
-    """One layer: a numbered dot per head, contours of 50 % (solid) and 90 % (dotted), which end at the grid's border.
-
-    Of a centre that lies outside the axes a hollow dot stands at their edge.
-    """
+    """One layer: contours, which end at the grid's border; numbered dots, hollow ones for centres beyond the axes."""
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances)):
         color, _ = head_style(head)

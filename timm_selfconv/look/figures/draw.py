@@ -42,11 +42,6 @@ def mean_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> Lis
     return mean_over(images, lambda batch: attention_maps(model, batch, part))
 
 
-def mean_footprints(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
-    """Footprint weights of each bottleneck, mean over queries and images: shape (maps, K, K) each."""
-    return mean_over(images, lambda batch: [weights.mean((2, 3)) for weights in footprint_weights(model, batch)])
-
-
 def over_images(number: int) -> str:
     return f'mean over {number} images; ' if number > 1 else ''
 
@@ -104,7 +99,7 @@ def draw_figures(
             raise ValueError('images: this net looks at content, so its attention depends on the pictures; name some')
         images = torch.zeros(1, *get_model_input_config(model)['input_size'])
     if vector:
-        weights = mean_footprints(model, images)
+        weights = mean_over(images, lambda batch: [w.mean((2, 3)) for w in footprint_weights(model, batch)])
         return dict(footprints=figure_footprints(
             weights, layer_names(model, len(weights)), over_images(len(images)), net))
 

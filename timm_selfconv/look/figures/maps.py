@@ -141,11 +141,10 @@ def draw_rows(
         marks: Sequence[Grid] = (),
         under: Optional[torch.Tensor] = None,
 ) -> None:
-    """Images, shape (heads, h, w) per layer, all on one scale of colours, that gets a label.
+    """Images, shape (heads, h, w) per layer, on one scale of colours; a row per layer, of several lines for many heads.
 
-    Each layer has a row, of several lines if its heads are many, and a name. Of attention ``orders`` say in which order
-    heads are drawn, each with its largest value above it; ``marks`` are pixels to frame, one per layer, ``under`` a
-    picture under each map, shape (height, width, 3).
+    Of attention ``orders`` say in which order heads are drawn, each with its largest value above it; ``marks`` are
+    pixels to frame, one per layer, ``under`` a picture under each map, shape (height, width, 3).
     """
     columns, lines, inches, _ = place_rows(rows, names)
     side, ratio, head_line = 0.95, rows[0].shape[-2] / rows[0].shape[-1], HEAD_LINE / inches

@@ -33,14 +33,10 @@ STYLE: Any = {
     'xtick.major.size': 2, 'ytick.major.size': 2, 'axes.titlepad': 3, 'axes.labelpad': 2, 'lines.linewidth': 0.9,
     'lines.markersize': 3.5, 'legend.frameon': False, 'savefig.dpi': 180, 'svg.hashsalt': 'timm_selfconv',
 }
+styled: Any = matplotlib.rc_context(STYLE)  # decorates functions that draw: type and lines for a figure of TEXT_WIDTH
 # what would make two runs' files differ: dates, and in PNG the version of the software
 FORMATS: Dict[str, Dict[str, Optional[str]]] = {
     'png': {'Software': None}, 'svg': {'Date': None}, 'pdf': {'CreationDate': None}}
-
-
-def styled(function: Any) -> Any:
-    """Decorate a function that draws: type and lines for a figure of TEXT_WIDTH meanwhile."""
-    return matplotlib.rc_context(STYLE)(function)
 
 
 def head_style(head: int) -> Tuple[str, str]:
@@ -58,13 +54,9 @@ def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, **kwargs
 
 
 def titled_figure(height: float, title: str, small: str, net: str = '') -> Figure:
-    """A figure without axes, which matplotlib's constrained layout places below the title.
+    """A figure whose axes constrained layout places below the title and, in small print, the net and how to read it.
 
-    Args:
-        height: In inches, without the title.
-        title: In the topmost line.
-        small: In small print below it, in lines that fit, what one needs to know to read the figure.
-        net: Between the two: the net, its weights and accuracy.
+    Its height is in inches, without the title and the small print, whose lines are broken so that they fit.
     """
     lines = [line for text in (net, small) for line in textwrap.wrap(text, SMALL_PRINT)]
     top = 0.24 + 0.115 * len(lines)
