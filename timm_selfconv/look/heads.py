@@ -1,7 +1,7 @@
 """Reports on what the heads of a net do, and how convolutional its layers are."""
 from dataclasses import dataclass
 from itertools import count
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -159,41 +159,38 @@ def tap_text(tap: Tap) -> str:
     return '({},{})'.format(*(f'{offset:+d}' if offset else '0' for offset in tap))
 
 
+def number_text(value: Any) -> str:
+    """A number or two, nothing for None."""
+    return '' if value is None else ', '.join(f'{x:.2f}' for x in (value if isinstance(value, tuple) else (value,)))
+
+
 def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     """Format :func:`report_heads` as text."""
     names = ['gate', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'constancy', 'symmetry', 'on_tap']
     names = [name for name in names if getattr(layers[0].heads[0], name) is not None]
-    heads = tabulate(
-        [(
-            '' if head.head else layer.layer, head.head,
-            '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
-            *('' if value is None else ('{:.2f}, {:.2f}' if isinstance(value, tuple) else '{:.2f}').format(
-                *torch.tensor(value).flatten()) for value in (getattr(head, name) for name in names)),
-            tap_text(head.nearest_tap) if head.acts_as_tap else '',
-        ) for layer in layers for head in layer.heads],
-        headers=('layer', 'head', 'centre', *(name.replace('_', ' ') for name in names), 'tap'),
-        disable_numparse=True,
-        colalign=(*['right'] * (3 + len(names)), 'left'),
-    )
+    heads = [{
+        'layer': '' if head.head else layer.layer,
+        'head': head.head,
+        'centre': '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
+        **{name.replace('_', ' '): number_text(getattr(head, name)) for name in names},
+        'tap': tap_text(head.nearest_tap) if head.acts_as_tap else '',
+    } for layer in layers for head in layer.heads]
     grids = len({(layer.grid, layer.windows) for layer in layers}) > 1
-    summary = tabulate(
-        [(
-            layer.layer, *(['{2} of {0} x {1}'.format(*layer.grid, layer.windows)] * grids),
-            f'{layer.residual:.3f}', f'{layer.shared_residual:.3f}',
-            f'{sum(head.distance for head in layer.heads) / len(layer.heads):.2f}',
-            '' if layer.overlap is None else f'{layer.overlap:.2f}',
-            f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
-            ' '.join(tap_text(tap) for tap in layer.taps) or 'none',
-        ) for layer in layers],
-        headers=(
-            'layer', *(['windows'] * grids), 'residual', 'shared', 'distance', 'overlap', 'heads that are taps',
-            'distinct taps covered'),
-        disable_numparse=True,
-        colalign=(*['right'] * (6 + grids), 'left'),
-        maxcolwidths=[None] * (6 + grids) + [40],
-    )
+    summary = [{
+        'layer': layer.layer,
+        **({'windows': '{2} of {0} x {1}'.format(*layer.grid, layer.windows)} if grids else {}),
+        'residual': f'{layer.residual:.3f}',
+        'shared': f'{layer.shared_residual:.3f}',
+        'distance': f'{sum(head.distance for head in layer.heads) / len(layer.heads):.2f}',
+        'overlap': number_text(layer.overlap),
+        'heads that are taps': f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
+        'distinct taps covered': ' '.join(tap_text(tap) for tap in layer.taps) or 'none',
+    } for layer in layers]
+    text = '\n\n'.join(tabulate(
+        rows, headers='keys', disable_numparse=True, colalign=(*['right'] * (len(rows[0]) - 1), 'left'),
+        maxcolwidths=[*[None] * (len(rows[0]) - 1), 40]) for rows in (heads, summary))
     k = f'{kernel_size} x {kernel_size}'
-    return f'{heads}\n\n{summary}\n\n' + (
+    return text + '\n\n' + (
         "Centre (row, column from the query), spread and distance in pixels of the layer's grid, entropy in nats;\n"
         f'means over queries whose {k} neighbourhood is on the grid. Consistency: 1 if a head does the same at every\n'
         'query, as all do that know positions only; constancy: 1 if it does the same in every image. Symmetry: 1 if\n'
