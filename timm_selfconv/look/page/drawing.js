@@ -87,4 +87,13 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+// where a pointer is on an element, [row, column] in parts of its height and width
+function pointAt(event, node) {
+  const box = node.getBoundingClientRect(), part = x => Math.min(0.9999, Math.max(0, x));
+  return [part((event.clientY - box.top) / box.height), part((event.clientX - box.left) / box.width)];
+}
+
+const minus = text => text.replace('-', '−');
 const percent = part => `${(100 * part).toFixed(1)} %`;

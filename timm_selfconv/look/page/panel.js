@@ -28,14 +28,11 @@ class Panel {
 
     const stage = this.find('.stage');
     stage.setAttribute('aria-label', `Picture for ${net.name}; the arrow keys move the query`);
-    const point = event => {
-      const box = stage.getBoundingClientRect(), part = x => Math.min(0.9999, Math.max(0, x));
-      update({ at: [part((event.clientY - box.top) / box.height), part((event.clientX - box.left) / box.width)] });
-    };
+    const point = event => update({ at: pointAt(event, stage) });
     stage.addEventListener('pointermove', point);
     stage.addEventListener('pointerdown', point);
     stage.addEventListener('keydown', event => {
-      const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      const move = ARROWS[event.key];
       if (!move) return;
       event.preventDefault();
       const to = (q, d, n) => (Math.min(n - 1, Math.max(0, q + d)) + 0.5) / n;
@@ -169,7 +166,7 @@ class Panel {
     if (chosen !== null) {
       const map = net.head(chosen), k = map.indexOf(map.reduce((a, b) => Math.max(a, b)));
       const { shape, token } = net.heads[chosen].layer, row = Math.floor(k / shape[1]), col = k % shape[1];
-      const [up, left] = [row - (shape[0] >> 1), col - (shape[1] >> 1)].map(offset => String(offset).replace('-', '−'));
+      const [up, left] = [row - (shape[0] >> 1), col - (shape[1] >> 1)].map(offset => minus(String(offset)));
       text += ` ${this.tiles[chosen].label}: ` + (net.vector
         ? `its largest weight is ${map[k].toFixed(2)}, ${up} rows and ${left} columns away.`
         : `${token ? '' : `mean distance ${net.distance(chosen, query).toFixed(1)} px, `}most at row ${row}, ` +

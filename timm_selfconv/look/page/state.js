@@ -23,7 +23,7 @@ function drawAll() {
     const alike = panels.filter(({ net }) => net.vector === signed);
     const most = state.scale === 'all' ? Math.max(...alike.map(({ net }) => largest(net.shown, net.middle))) : 0;
     for (const panel of alike) panel.drawQuery(most);
-    const { middle } = alike[0].net, number = x => String(Number(x.toPrecision(2))).replace('-', '−');
+    const { middle } = alike[0].net, number = x => minus(String(Number(x.toPrecision(2))));
     const texts = signed
       ? most ? [middle - most, middle, middle + most].map(number) : ['less', number(middle), 'more']
       : most ? [0, most / 4, most].map(number) : ['0', '¼', 'each tile’s largest'];

@@ -1,6 +1,5 @@
 // What the page draws: pictures, where the heads look, their maps, the limit.
 
-const minus = text => text.replace('-', '−');
 const powers = text => text.replace(/./g, c => '⁰¹²³⁴⁵⁶⁷⁸⁹'[c] || '⁻');
 
 // three digits for the eye; below a thousandth with a power of ten
@@ -53,11 +52,6 @@ class Stage {
   frame(grid, cell) {
     this.screen.clear();
     this.screen.drawFrame(this.place, grid, cell, 1.5);
-  }
-  // where a pointer is, [row, column] in parts of the height and width
-  at(event) {
-    const box = this.box.getBoundingClientRect(), part = x => Math.min(0.9999, Math.max(0, x));
-    return [part((event.clientY - box.top) / box.height), part((event.clientX - box.left) / box.width)];
   }
 }
 

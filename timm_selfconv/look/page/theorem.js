@@ -271,23 +271,22 @@ function listen() {
   weights.addEventListener('focusin', ({ target }) => target.select());
   weights.addEventListener('focusout', drawControls);
 
-  const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   for (const name of ['photo', 'convolution', 'attention', 'difference']) {
     const point = event => update({
-      query: stages[name].at(event).map((part, axis) => Math.floor(part * [photo.rows, photo.cols][axis])),
+      query: pointAt(event, stages[name].box).map((part, axis) => Math.floor(part * [photo.rows, photo.cols][axis])),
     });
     stages[name].box.addEventListener('pointermove', point);
     stages[name].box.addEventListener('pointerdown', point);
   }
   stages.photo.box.addEventListener('keydown', event => {
-    if (!arrows[event.key]) return;
+    const limits = [photo.rows, photo.cols], by = ARROWS[event.key];
+    if (!by) return;
     event.preventDefault();
-    const limits = [photo.rows, photo.cols], by = arrows[event.key];
     update({ query: state.query.map((q, axis) => Math.min(limits[axis] - 1, Math.max(0, q + by[axis]))) });
   });
 
   const { box } = stages.heads;
-  const at = event => stages.heads.at(event).map(part => part * (2 * radius() + 1) - radius() - 0.5);
+  const at = event => pointAt(event, box).map(part => part * (2 * radius() + 1) - radius() - 0.5);
   let grip = null;  // how far the pointer took hold of a head from its middle
   box.addEventListener('pointerdown', event => {
     const place = at(event), centers = centersOf(state);
@@ -305,7 +304,7 @@ function listen() {
   });
   box.addEventListener('pointerup', () => { grip = null; });
   box.addEventListener('keydown', event => {
-    const { head } = state, by = arrows[event.key], step = event.shiftKey ? 1 : 0.1;
+    const { head } = state, by = ARROWS[event.key], step = event.shiftKey ? 1 : 0.1;
     if (by) moveHead(head, centersOf(state)[head].map((offset, axis) => offset + by[axis] * step));
     else if (event.key === 'Escape') moveHead(head, tapsOf(state)[head]);
     else return;
