@@ -31,11 +31,7 @@ def add_classify(parser: ArgumentParser) -> None:
 
 
 def find_pictures(words: Sequence[str]) -> List[str]:
-    """The paths that files, folders, patterns and standard input name.
-
-    Raises:
-        ValueError: If there is no file at any of them.
-    """
+    """The paths that files, folders, patterns and standard input name, one of them that of a file at least."""
     paths: List[str] = []
     for word in words:
         if word == '-':
@@ -83,11 +79,7 @@ def add_demo(parser: ArgumentParser) -> None:
 
 
 def demo_pictures() -> List[Path]:
-    """Ten pictures of CIFAR-10's test split that the package foolbox ships, cifar10_NUMBER_LABEL.png.
-
-    Raises:
-        ValueError: If foolbox is not installed.
-    """
+    """Ten pictures of CIFAR-10's test split that the package foolbox ships, cifar10_NUMBER_LABEL.png."""
     spec = importlib.util.find_spec('foolbox')
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
