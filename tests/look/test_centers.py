@@ -122,9 +122,8 @@ def test_drawn_lines_are_around_the_pixels_of_the_region():
         assert attention[round(dot[1]) + 3, round(dot[0]) + 1] == attention.max()
 
 
-def save_checkpoint(net, folder, epoch, name=None):
-    state = dict(epoch=epoch, arch='sa_quadratic_cifar', state_dict=net.state_dict())
-    torch.save(state, folder / f'checkpoint-{epoch if name is None else name}.pth.tar')
+def save_checkpoint(net, folder, epoch):
+    torch.save(dict(epoch=epoch, state_dict=net.state_dict()), folder / f'checkpoint-{epoch}.pth.tar')
 
 
 def test_training_is_drawn_in_order_of_epochs(tmp_path):

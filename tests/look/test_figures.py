@@ -1,4 +1,3 @@
-import csv
 import dataclasses
 import importlib
 import math
@@ -167,18 +166,15 @@ def test_footprints_are_drawn_about_their_neutral_weight():
     assert len(panels(many)) == 16 and 'the first 16' in texts(many)[1]
 
 
-def write_summary(folder, rows):
+def write_summary(folder, *rows):
     folder.mkdir(exist_ok=True)
-    with (folder / 'summary.csv').open('w', newline='') as file:
-        writer = csv.writer(file)
-        writer.writerow(['epoch', 'train_loss', 'eval_top1'])
-        writer.writerows(rows)
+    (folder / 'summary.csv').write_text('\r\n'.join(['epoch,train_loss,eval_top1', *rows]))
 
 
 def test_accuracy_over_epochs(tmp_path):
-    write_summary(tmp_path / 'a', [(0, 2., 40.), (1, 1.5, 55.), (1, 1.4, 56.), (2, 1.3, '')])
     # resumed: the last counts; not validated: left out
-    write_summary(tmp_path / 'b', [(3, 1., 60.5)])
+    write_summary(tmp_path / 'a', '0,2.0,40.0', '1,1.5,55.0', '1,1.4,56.0', '2,1.3,')
+    write_summary(tmp_path / 'b', '3,1.0,60.5')
     runs = {name: figures.read_accuracies(tmp_path / name) for name in 'ab'}
     assert runs == {'a': [(1, 40.), (2, 56.)], 'b': [(4, 60.5)]}
     ax, = figures.figure_accuracy(runs).axes
@@ -198,10 +194,10 @@ def test_summaries_that_cannot_be_read(tmp_path):
     needs = r'run=.*needs a net whose history ships, or a folder with history\.json or the summary\.csv'
     with pytest.raises(ValueError, match=needs):
         figures.read_accuracies(tmp_path)
-    write_summary(tmp_path, [])
+    write_summary(tmp_path)
     with pytest.raises(ValueError, match='has no epochs'):
         figures.read_accuracies(tmp_path)
-    write_summary(tmp_path, [(0, 1., 'n/a')])
+    write_summary(tmp_path, '0,1.0,n/a')
     with pytest.raises(ValueError, match='needs numbers in columns epoch and eval_top1'):
         figures.read_accuracies(tmp_path)
 
