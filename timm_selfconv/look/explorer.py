@@ -37,20 +37,17 @@ from .attention_maps import attention_layers, attention_maps, class_attention, f
 
 __all__ = ['explorer_page']
 
-PAGE = Path(__file__).with_name('page')  # explorer.html has slots for the other files, and for what is shown
-SCRIPTS = ('maps.js', 'drawing.js', 'film.js', 'panel.js', 'state.js')
+PAGE = Path(__file__).with_name('page')
 LEVELS = 127
 MAX_ENTRIES = 2 ** 27
 
 
-def read(name: str) -> str:
-    """A file of the page."""
-    return (PAGE / name).read_text(encoding='utf-8')
-
-
 def fill_page(name: str, **slots: str) -> str:
-    """A page with its slots, {{such}}, filled."""
-    return re.sub(r'\{\{(\w+)\}\}', lambda slot: slots[slot[1]], read(name))
+    """A page with its slots filled: {{such}} by what is given, {{such.js}} by the file."""
+    def read(name: str) -> str:
+        return (PAGE / name).read_text(encoding='utf-8')
+
+    return re.sub(r'\{\{([\w.-]+)\}\}', lambda slot: read(slot[1]) if '.' in slot[1] else slots[slot[1]], read(name))
 
 
 def pack(x: torch.Tensor) -> str:
@@ -244,6 +241,4 @@ def explorer_page(
         for (name, model), caption, run in zip(named, captions or [''] * len(models), runs or [None] * len(models))]
     # inside a script element only "<" can end it
     data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')
-    return fill_page(
-        'explorer.html', title=html.escape(', '.join(models)), data=data, style=read('style.css'),
-        script=''.join(map(read, SCRIPTS)))
+    return fill_page('explorer.html', title=html.escape(', '.join(models)), data=data)

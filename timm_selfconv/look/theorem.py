@@ -12,11 +12,10 @@ import timm_selfconv
 from PIL import Image, ImageOps
 
 from timm_selfconv.data import open_images
-from .explorer import PAGE, fill_page, read
+from .explorer import PAGE, fill_page
 
 __all__ = ['theorem_page']
 
-SCRIPTS = ('drawing.js', 'theorem-maths.js', 'theorem-views.js', 'theorem.js')
 SIDE = 96  # at which a 5 x 5 kernel's heads follow a finger
 CREDIT = 'The photograph of Chelsea is by Stéfan van der Walt (CC0).'
 
@@ -35,5 +34,4 @@ def theorem_page(image: Optional[Image.Image] = None, name: str = '') -> str:
     photo = ImageOps.fit(open_images([PAGE / 'photo.png'])[0] if image is None else image, (SIDE, SIDE))
     data = dict(size=SIDE, pixels=base64.b64encode(photo.convert('RGB').tobytes()).decode())
     return fill_page(
-        'theorem.html', data=json.dumps(data), version=timm_selfconv.__version__, credit=html.escape(credit),
-        style=read('style.css') + read('theorem.css'), script=''.join(map(read, SCRIPTS)))
+        'theorem.html', data=json.dumps(data), version=timm_selfconv.__version__, credit=html.escape(credit))
