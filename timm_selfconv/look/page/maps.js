@@ -65,12 +65,6 @@ class Layer {
     const step = this.maps ? peaks[index] / this.maps.levels : this.step;
     for (let k = 0; k < size; k++) out[k] = parts[index * size + k] * step;
   }
-
-  // Mean distance of what a map attends to from the query, in pixels of the grid.
-  distance(map, [row, col]) {
-    const width = this.shape[1];
-    return map.reduce((sum, p, k) => sum + p * Math.hypot(Math.floor(k / width) - row, k % width - col), 0);
-  }
 }
 
 // The maps of all layers of a net, for a query on the finest of their grids.
@@ -132,8 +126,9 @@ class Net {
 
   // Mean distance of what a head attends to from the query, in pixels of its layer's grid.
   distance(number, query) {
-    const { layer } = this.heads[number];
-    return layer.distance(this.head(number), layer.cell(this.cell(query), this.grid));
+    const { layer } = this.heads[number], [row, col] = layer.cell(this.cell(query), this.grid), width = layer.shape[1];
+    const away = k => Math.hypot(Math.floor(k / width) - row, k % width - col);
+    return this.head(number).reduce((sum, p, k) => sum + p * away(k), 0);
   }
 
   // The same, a mean over up to 9 x 9 queries spread over the grid.
