@@ -27,7 +27,7 @@ class Atlas {
     this.image = this.context.createImageData(width, maps * height);
     this.words = new Uint32Array(this.image.data.buffer);
   }
-  // Maps in parts of `most`, or of each one's own largest; a sheer one lets a picture through where a head doesn't look.
+  // Maps in parts of `most`, or of each one's own largest; a sheer one shows a picture where a head doesn't look.
   fill(maps, most, sheer = false) {
     const size = this.width * this.height, { middle, signed, words, image } = this;
     for (let start = 0; start < maps.length; start += size) {
@@ -69,7 +69,7 @@ class Screen {
   }
   // A frame around one cell of a grid, which stays free: white in black, so that one of them shows on any colour.
   drawFrame([left, top, width, height], [rows, cols], [row, col], thick) {
-    const { context } = this, line = Math.max(1, Math.round(thick * this.ratio));  // whole pixels, so that lines are pure
+    const { context } = this, line = Math.max(1, Math.round(thick * this.ratio));  // whole, so that lines are pure
     const x = part => Math.round(left + part * width / cols), y = part => Math.round(top + part * height / rows);
     context.lineWidth = line;
     ['#fff', '#000'].forEach((colour, i) => {

@@ -133,7 +133,7 @@ class Net {
 
   // The same, a mean over up to 9 x 9 queries spread over the grid.
   meanDistances() {
-    // no more than nine along an axis: their steps are seldom those of windows, which would show all at one place of them
+    // at most nine along an axis: with steps as wide as windows they would all stand at one place of their windows
     const places = n => {
       const count = Math.min(n, 9);
       return Array.from({ length: count }, (_, k) => Math.floor((k + 0.5) * n / count));

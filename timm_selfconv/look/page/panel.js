@@ -170,7 +170,8 @@ class Panel {
       text += ` ${this.tiles[chosen].label}: ` + (net.vector
         ? `its largest weight is ${map[k].toFixed(2)}, ${up} rows and ${left} columns away.`
         : `${token ? '' : `mean distance ${net.distance(chosen, query).toFixed(1)} px, `}most at row ${row}, ` +
-          `column ${col} of ${shape.join(' × ')} (${percent(map[k])}).`) + ' Over the picture its colours are scaled to its own largest value.';
+          `column ${col} of ${shape.join(' × ')} (${percent(map[k])}).`)
+        + ' Over the picture its colours are scaled to its own largest value.';
     }
     this.find('output').textContent = text;
   }

@@ -112,7 +112,8 @@ function say(text) {
 
 // The choices in words, for a picture of the page.
 function describeMode() {
-  const nets = panels.map(({ net }) => net), views = { all: 'all terms', position: 'position only', content: 'content only' };
+  const nets = panels.map(({ net }) => net);
+  const views = { all: 'all terms', position: 'position only', content: 'content only' };
   document.getElementById('mode').textContent = [
     nets.some(net => net.averages()) ? `mean over ${data.images.length} pictures` : data.images[state.image],
     ...nets.some(net => net.views.length > 1) ? [views[state.view]] : [],
@@ -148,7 +149,9 @@ function paint() {
     context.filter = 'none';
     context.fillStyle = style.color;
     context.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
-    if (node.matches('[aria-pressed=true]')) context.strokeRect(box.left - 2, box.top - 2, box.width + 4, box.height + 4);
+    if (node.matches('[aria-pressed=true]')) {
+      context.strokeRect(box.left - 2, box.top - 2, box.width + 4, box.height + 4);
+    }
     for (const text of node.childNodes) {
       if (text.nodeType !== Node.TEXT_NODE) continue;
       let line = '', last = null;
@@ -220,8 +223,9 @@ function makeControls() {
       + ' Content only: of those that look at keys (content, key bias).');
   }
   for (const net of nets) {
-    notes.push(net.vector ? `${net.name} weighs the ${net.layers[0].shape.join(' × ')} pixels around the query, each weight ` +
-      'map for a share of its channels.'
+    notes.push(net.vector
+      ? `${net.name} weighs the ${net.layers[0].shape.join(' × ')} pixels around the query, each weight map for a ` +
+        'share of its channels.'
       : (net.content ? '' : `${net.name} attends by position only, the same in every picture. `)
         + (net.levels ? `${net.name}: maps are exact to 1/${net.levels} of their largest probability.` : ''));
   }
