@@ -83,17 +83,6 @@ def test_every_module_keeps_its_mode_and_its_statistics(look, name, kwargs):
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
 
 
-def test_query_pixel_comes_first():
-    """A head that looks one row down and two columns right puts the query's weight there."""
-    model = timm.create_model('sa_quadratic_cifar', embed_dim=8, mlp_dim=8, depth=1, num_heads=1)
-    encoding = model.blocks[0].attn.encoding
-    with torch.no_grad():
-        encoding.centers.copy_(torch.tensor([[1., 2.]]))
-        encoding.spreads.fill_(9.)
-    m, = timm_selfconv.attention_maps(model, torch.randn(1, 3, 12, 16))
-    assert m[0, 0, 2, 3, 3, 5].item() == pytest.approx(1.)
-
-
 @pytest.mark.parametrize('padding_mode', ['circular', 'reflect', 'replicate'])
 @pytest.mark.parametrize('content', [0, 4])
 def test_convolutions_that_became_attention_gather_what_their_maps_say(padding_mode, content):

@@ -6,10 +6,10 @@ import timm
 import torch
 from PIL import Image
 
+from drawn import SMALL
 from timm_selfconv.look.heads import format_heads, report_heads
 from timm_selfconv.theory import tap_offsets
 
-SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
 IMAGES = [Image.new('RGB', (32, 32), 'white'), Image.linear_gradient('L').resize((32, 32)).convert('RGB')]
 
 

@@ -139,7 +139,7 @@ def figure_statistics(
         kernel_size: K that it was asked for.
         small: More of the small print, such as what the numbers are means over.
         against: Up to three baselines by name, reports on as many layers, or on one that serves all; means over their
-            heads are drawn as grey lines.
+            heads are drawn as grey lines. What one of them has no number for gets no panel.
         net: Which net it is, for the title.
     """
     panels = [name for name in PANELS if all(
