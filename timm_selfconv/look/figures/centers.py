@@ -157,8 +157,7 @@ def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Re
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect='equal')
     for axis, q, n in ((ax.yaxis, query[0], grid[0]), (ax.xaxis, query[1], grid[1])):
         axis.set_ticks([t for t in range(-q, n - q) if t % max(1, n // 4) == 0])
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     return border
 

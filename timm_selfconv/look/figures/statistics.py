@@ -160,7 +160,7 @@ def figure_statistics(
             ax.set_ylim(-0.04, 1.04)
     for reports, line in zip(against.values(), LINES):
         style: Any = dict(color='0.6', linestyle=line, linewidth=0.9, zorder=1)
-        across = [numbers[0] - 0.4, *numbers[1:-1], numbers[-1] + 0.4] if len(numbers) > 1 else [-0.4, 0.4]
+        across = [numbers[0] - 0.4, *numbers[1:-1], numbers[-1] + 0.4]
         spread_out = [reports[min(i, len(reports) - 1)] for i in range(len(across))]
         residual_axes.plot(across, [layer.residual for layer in spread_out], **style)
         for ax, name in zip(others, panels):
