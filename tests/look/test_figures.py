@@ -251,6 +251,8 @@ def test_baselines_of_statistics():
     means = [sum(head.distance for head in layer.heads) / 2 for layer in expected]
     assert list(distance.lines[-1].get_ydata()) == pytest.approx(means)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), quadratic_net().parameters()))
+    reports, constant = report_maps(content_net(), torch.zeros(1, 3, 16, 16), 3), figures.baselines((8, 8), 3, True)
+    assert len(figures.figure_statistics(reports, 3, against=constant).axes) == 5  # they have no consistency
 
 
 # all of them
