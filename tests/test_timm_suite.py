@@ -7,7 +7,7 @@ import pytest
 
 FAMILIES = (
     'sa_quadratic_tiny', 'sa_quadratic_gen_pruned', 'sa_learned_tiny', 'sa_learned_content_tiny',
-    'sa_learned_content_hier_tiny', 'resnet_tiny', 'san_pairwise_cifar', 'san_patchwise_hier', 'resvit_hier')
+    'sa_learned_content_hier_tiny', 'resnet_tiny', 'san_pairwise_cifar', 'san_patchwise_hier', 'resvit_hier_tiny')
 
 
 @pytest.mark.slow

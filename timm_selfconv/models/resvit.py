@@ -8,6 +8,7 @@ hierarchical one)
 Heads are as wide as the layer, there is no norm at the end, and the classifier sees the mean of all tokens, class token
 included. The class token is a patch of zeros, embedded like the others.
 """
+import functools
 from typing import Any, Dict, Set, Tuple, Union
 
 import torch
@@ -147,18 +148,24 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: ResVit) -> Dict[str,
     return state_dict
 
 
-default_cfgs = generate_default_cfgs(cifar_cfgs(
-    'resvit_cifar',
-    'resvit_hier_cifar',
-    pool_size=(16, 16),
+_cfgs = functools.partial(
+    cifar_cfgs,
     first_conv='conv1', classifier='head.fc',
     paper_ids='arXiv:2010.11929',
     paper_name='An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale',
-))
+)
+
+default_cfgs = generate_default_cfgs({
+    **_cfgs('resvit_cifar', 'resvit_hier_cifar', pool_size=(16, 16)),
+    **_cfgs('resvit_tiny_cifar', 'resvit_hier_tiny_cifar', pool_size=(8, 8)),
+})
 
 
 def _create_resvit(variant: str, pretrained: bool = False, **kwargs: Any) -> ResVit:
     return build_net(ResVit, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
+
+
+TINY = dict(patch_size=4, stem_dim=16, embed_dim=48, mlp_dim=192)
 
 
 @register_model
@@ -172,3 +179,16 @@ def resvit_hier_cifar(pretrained: bool = False, **kwargs: Any) -> ResVit:
     """Six passes of one block on a ResNet's first stage (6.53M parameters, 87.7 % published by the report)."""
     model_args = dict(hierarchical=True)
     return _create_resvit('resvit_hier_cifar', pretrained, **dict(model_args, **kwargs))
+
+
+@register_model
+def resvit_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> ResVit:
+    """A small one that trains on a CPU: 16 channels in the stem, 48 on 8 x 8 patches (0.64M parameters)."""
+    return _create_resvit('resvit_tiny_cifar', pretrained, **dict(TINY, **kwargs))
+
+
+@register_model
+def resvit_hier_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> ResVit:
+    """A small hierarchical one that trains on a CPU, of the same sizes (0.13M parameters)."""
+    model_args = dict(TINY, hierarchical=True)
+    return _create_resvit('resvit_hier_tiny_cifar', pretrained, **dict(model_args, **kwargs))
