@@ -1,13 +1,11 @@
 """Benchmarks against the released algorithm or timm's, and against a net's own matrix products, in one run."""
 import contextlib
 import copy
-import json
+import itertools
 import os
 import statistics
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -161,29 +159,22 @@ def step(model: nn.Module, images: torch.Tensor, train: bool) -> Callable[[], An
     return training_step
 
 
-def linear_shapes(model: nn.Module, images: torch.Tensor) -> List[Tuple[int, int, int]]:
-    """Rows, input and output features of all products that a net's Linear layers take in a forward."""
-    shapes: List[Tuple[int, int, int]] = []
-
-    def look(module: nn.Linear, args: Tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        shapes.append((args[0].numel() // module.in_features, module.in_features, module.out_features))
-
-    hooks = [m.register_forward_hook(look) for m in model.modules() if isinstance(m, nn.Linear)]
-    try:
-        with torch.no_grad():
-            model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return shapes
-
-
 def gemm_limit(model: nn.Module, images: torch.Tensor, train: bool) -> Callable[[], Any]:
     """Only a net's Linear products, on buffers of their shapes: forward, in training both gradients too."""
-    products = []
-    for rows, features, out_features in linear_shapes(copy.deepcopy(model).to('meta'), images.to('meta')):
-        x, y = images.new_ones(rows, features), images.new_ones(rows, out_features)
-        products.append((x, images.new_ones(out_features, features), y))
+    products: List[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def note(module: nn.Linear, args: Tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        rows = args[0].numel() // module.in_features
+        shapes = (rows, module.in_features), (module.out_features, module.in_features), (rows, module.out_features)
+        x, weight, y = map(images.new_ones, shapes)
+        products.append((x, weight, y))
+
+    model = copy.deepcopy(model).to('meta')
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        model(images.to('meta'))
 
     def multiply() -> None:
         for x, weight, y in products:
@@ -207,15 +198,10 @@ def peak_memory(function: Callable[[], Any], device: torch.device) -> int:
     os.environ.setdefault('KINETO_LOG_LEVEL', '6')  # it reports each start, and the lack of a GPU, as errors
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, 'trace.json')
-        profiler.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())['traceEvents']
-    held = peak = 0
-    for event in sorted((e for e in events if e.get('name') == '[memory]'), key=lambda e: e['ts']):
-        held += event['args']['Bytes']
-        peak = max(peak, held)
-    return peak
+    results: Any = profiler.profiler
+    events = [event for event in results.kineto_results.events() if event.name() == '[memory]']
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate((event.nbytes() for event in events), initial=0))
 
 
 def bench(
