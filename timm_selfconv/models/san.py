@@ -73,15 +73,8 @@ class Bottleneck(nn.Module):
             key = self.attn.keys(x)
         x = self.attn(x, key, pass_index)
         x = self.conv(F.relu(self.norm2(x, pass_index), inplace=True))
-        if not torch.jit.is_scripting() and self._may_overwrite(x, shortcut):
-            return x.add_(shortcut), key  # in fresh memory, a CPU would take longer for the memory than for the sum
-        return shortcut + x, key
-
-    @torch.jit.unused
-    def _may_overwrite(self, x: torch.Tensor, shortcut: torch.Tensor) -> bool:
-        """Return True if nothing else holds the convolution's output."""
-        ours = type(self.conv) is nn.Conv2d and not hooked(self.conv)
-        return ours and not (needs_plain_ops(x) or torch.is_grad_enabled()) and x.dtype == shortcut.dtype
+        x += shortcut  # in fresh memory, a CPU would take longer for the memory than for the sum
+        return x, key
 
 
 class Stage(nn.Module):
