@@ -1,7 +1,6 @@
 import pytest
 import timm
 import torch
-import torch.nn as nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -102,22 +101,25 @@ def test_nets_of_every_family_are_counted_whole(name, kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['resnet50', 'mobilenetv3_small_100', 'swin_tiny_patch4_window7_224'])
+@pytest.mark.parametrize('name', ['resnet50', 'mobilenetv3_small_100', 'vit_tiny_patch16_224'])
 def test_nets_of_timm_are_counted_whole(name):
     model = timm.create_model(name)
     counts = count(model, (3, 224, 224))
     assert counts.flops == dispatched(model, (3, 224, 224))
     if name == 'resnet50':
         assert f'{counts.flops / 2e9:.2f}' == '4.09'  # as torchvision states it
+    if name == 'vit_tiny_patch16_224':  # fvcore: five an element of the LayerNorms besides
+        assert counts.fvcore_macs - counts.flops // 2 == 25 * 5 * 197 * 192
 
 
 def test_counts_follow_the_image_and_leave_the_model_as_it_was():
     model = timm.create_model('sa_quadratic_tiny_cifar').train()
+    model.head.eval()  # as a part that is frozen
     small, large = count(model), count(model.requires_grad_(False), (3, 64, 64))
     assert large.parameters == small.parameters == sum(p.numel() for p in model.parameters())
     head = 2 * 96 * 10
     assert large.linear_conv_flops - head == 4 * (small.linear_conv_flops - head)
-    assert model.training and all(block.attn.fused_attn for block in model.blocks)
+    assert model.training and not model.head.training and all(block.attn.fused_attn for block in model.blocks)
     with pytest.raises(ValueError, match='multiples of 4'):
         count(model, (3, 30, 30))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -127,41 +129,6 @@ def test_fused_nets_spare_the_second_linear_of_each_layer():
     """Whichever library multiplies: six layers of 96 channels on 8 x 8 positions."""
     model = timm.create_model('sa_quadratic_tiny_cifar')
     assert count(fuse(model)).flops == count(model).flops - 6 * 2 * 64 * 96 * 96
-
-
-def test_a_frozen_part_stays_in_eval():
-    model = timm.create_model('resnet18_cifar').train()
-    model.bn1.eval()
-    count(model)
-    assert model.training and not model.bn1.training
-
-
-class Product(nn.Module):
-    """A function of the images, shape (1, 3, 32, 32), and one factor."""
-
-    def __init__(self, function, *shape):
-        super().__init__()
-        self.function = function
-        self.factor = nn.Parameter(torch.zeros(shape))
-
-    def forward(self, x):
-        return self.function(x, self.factor)
-
-
-@pytest.mark.parametrize('function,shape,macs', [
-    (nn.functional.linear, (7, 32), 3 * 32 * 32 * 7),
-    (lambda x, w: nn.functional.scaled_dot_product_attention(w, x, x), (1, 3, 5, 32), 3 * 5 * 32 * (32 + 32)),
-    (lambda x, w: torch.einsum('b c h w, d w -> b c h d', x, w), (7, 32), 3 * 32 * 32 * 7),
-    (lambda x, w: torch.mm(x[0, 0], w), (32, 7), 32 * 32 * 7),
-    (lambda x, w: torch.addmm(x[0, 0, :, :7], x[0, 0], w), (32, 7), 32 * 32 * 7),
-    (lambda x, w: torch.bmm(x[0], w), (3, 32, 7), 3 * 32 * 32 * 7),
-    (lambda x, w: torch.baddbmm(x[0, :, :, :7], x[0], w), (3, 32, 7), 3 * 32 * 32 * 7),
-    (lambda x, w: x @ w, (2, 1, 32, 7), 2 * 3 * 32 * 32 * 7),  # batch dimensions broadcast
-    (lambda x, w: nn.functional.conv2d(x, w, groups=3), (6, 1, 3, 3), 30 * 30 * 6 * 9),
-    (lambda x, w: nn.functional.conv_transpose2d(x, w, stride=2), (3, 8, 3, 3), 32 * 32 * 3 * 8 * 9),
-])
-def test_products_by_hand(function, shape, macs):
-    assert count(Product(function, *shape)).flops == 2 * macs
 
 
 def test_needs_of_a_device_by_hand():

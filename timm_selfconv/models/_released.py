@@ -9,7 +9,7 @@ from typing import Dict
 
 import torch
 
-__all__ = ['convert_released', 'is_released']
+__all__ = ['convert_released']
 
 _NAMES = (
     (r'^features_upscale\.', 'stem.'),
@@ -27,11 +27,6 @@ _NAMES = (
     (r'\.output\.LayerNorm\.', '.norm2.'),
 )
 _IGNORED = re.compile(r'(^|\.)(attention_mask|R|relative_indices)$')
-
-
-def is_released(state_dict: Dict[str, torch.Tensor]) -> bool:
-    """Return True for a state dict in the released code's layout."""
-    return 'features_upscale.weight' in state_dict
 
 
 def convert_released(state_dict: Dict[str, torch.Tensor], patch_size: int) -> Dict[str, torch.Tensor]:

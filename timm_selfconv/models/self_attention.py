@@ -23,7 +23,7 @@ from timm_selfconv.layers.encodings import resample_table
 from timm_selfconv.layers.parameters import check_sizes
 from ._base import Block, BlockNet, to_grid_size
 from ._cfg import build_net, cifar_cfgs
-from ._released import convert_released, is_released
+from ._released import convert_released
 
 __all__ = ['SelfAttentionNet']
 
@@ -144,7 +144,7 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) ->
     A ValueError if a layer of the checkpoint has another number of heads than the net's.
     """
     state_dict = state_dict.get('model_state_dict', state_dict)
-    if is_released(state_dict):
+    if 'features_upscale.weight' in state_dict:  # the released code's layout
         state_dict = convert_released(state_dict, model.patch_size)
 
     values = [state_dict.get(f'blocks.{i}.attn.value.weight') for i in range(len(model.blocks))]
