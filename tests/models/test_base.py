@@ -1,15 +1,18 @@
 """What the nets of one skeleton answer alike."""
 import re
+import sys
 
 import pytest
 import timm
 import torch
+from timm.utils import AttentionExtract
 
 import timm_selfconv
 
 BLOCK_NETS = ('sa_quadratic_cifar', 'resvit_cifar')
 NETS = (
     *BLOCK_NETS, 'sa_learned_content_hier_cifar', 'resvit_hier_cifar', 'san_pairwise_cifar', 'san_pairwise_hier_cifar')
+TINY = timm.list_models('*_tiny_cifar', module=['self_attention', 'resvit'])
 ALL_TERMS = dict(encoding='learned', terms=('content', 'content_position', 'key_bias', 'position'))
 # whether keys are there to be shared
 HIERARCHICAL = [
@@ -135,6 +138,41 @@ def test_drop_path_and_dropout_act_in_training_alone(name, small_net, images):
     torch.testing.assert_close(model.eval()(x), model(x))
 
 
+@pytest.mark.parametrize('name', TINY)
+def test_another_image_size_resamples_what_is_learned(name, small_net, images):
+    model, resized = small_net(name).eval(), small_net(name, img_size=(64, 48)).eval()
+    checkpoint_filter_fn = sys.modules[type(model).__module__].checkpoint_filter_fn
+    resized.load_state_dict(checkpoint_filter_fn(model.state_dict(), resized))
+    x = images(1, 3, 64, 48)
+    if 'resvit' in name:
+        with pytest.raises(ValueError, match=r'16 x 12 patches.*learned for 8 x 8.*set_input_size'):
+            model(x)
+    model.set_input_size((64, 48))
+    torch.testing.assert_close(model(x), resized(x))
+    model.set_input_size((20, 48))  # from one oblong to another
+    assert model(images(1, 3, 20, 48)).shape == (1, 10)
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_attention_extract_sees_the_maps(name, small_net, images, explicit_maps):
+    """Of shared attention hooks keep the last pass, and fx names the first."""
+    model, x = small_net(name).eval(), images(2, 3, 32, 32)
+    with explicit_maps():
+        explicit = small_net(name).eval()
+    explicit.load_state_dict(model.state_dict())
+    torch.testing.assert_close(explicit(x), model(x))
+    maps = [m.flatten(4).flatten(2, 3) for m in timm_selfconv.attention_maps(model, x)]
+    net = explicit if 'resvit' in name else model  # ours make maps for who hooks them
+    hooked, traced = AttentionExtract(net, method='hook')(x), AttentionExtract(explicit, method='fx')(x)
+    assert len(maps) == 3 and len(hooked) == len(traced) == len(model.blocks)
+    assert all(node.endswith('.softmax') for node in traced)
+    for extracted, expected in ((hooked, maps[-len(hooked):]), (traced, maps)):
+        for seen, wanted in zip(extracted.values(), expected):
+            if 'resvit' in name:  # without the class token
+                seen = seen[..., 1:, 1:] / seen[..., 1:, 1:].sum(-1, keepdim=True)
+            torch.testing.assert_close(seen.expand(2, -1, -1, -1), wanted)
+
+
 @pytest.mark.parametrize('name', NETS)
 def test_layer_groups(name, small_net):
     """From the stem up, as layer-wise learning rates need them."""
@@ -148,9 +186,3 @@ def test_layer_groups(name, small_net):
         assert block is None or group == 1 + int(block[1])
     stages = [group for n, group in groups.items() if n.startswith('stages')]
     assert stages == sorted(stages)
-
-
-def test_unknown_arguments_raise(small_net):
-    for name in NETS:
-        with pytest.raises(TypeError, match='window_size'):
-            small_net(name, window_size=7)

@@ -1,9 +1,6 @@
 import pytest
 import timm
 import torch
-from timm.utils import AttentionExtract
-
-from timm_selfconv.models.resvit import checkpoint_filter_fn
 
 NAMES = ['resvit_cifar', 'resvit_hier_cifar']
 SMALL = dict(stem_dim=4, embed_dim=16, mlp_dim=24, depth=3, num_heads=2)
@@ -52,19 +49,6 @@ def test_features_carry_the_class_token(name, images):
     torch.testing.assert_close(last.flatten(1, 2), tokens[-1][:, 1:])
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_another_image_size_resamples_the_positions(name, images):
-    model = timm.create_model(name, **SMALL).eval()
-    resized = timm.create_model(name, img_size=(48, 20), **SMALL).eval()
-    resized.load_state_dict(checkpoint_filter_fn(model.state_dict(), resized))
-    with pytest.raises(ValueError, match=r'24 x 10 patches.*learned for 16 x 16.*set_input_size'):
-        model(images(1, 3, 48, 20))
-    model.set_input_size((48, 20))
-    torch.testing.assert_close(model(images(1, 3, 48, 20)), resized(images(1, 3, 48, 20)))
-    model.set_input_size((20, 48))  # from one oblong to another
-    assert model(images(1, 3, 20, 48)).shape == (1, 10)
-
-
 def test_resampled_positions_carry_their_place():
     """Positions that grow linearly down the rows still do, the class token's stays."""
     model = timm.create_model('resvit_cifar', **SMALL)
@@ -75,23 +59,3 @@ def test_resampled_positions_carry_their_place():
     rows = model.pos_embed[0, 1:].view(32, 16, 16)
     assert model.pos_embed[0, 0].eq(7).all()
     torch.testing.assert_close(rows[8:-8, 3, 5], torch.arange(32.)[8:-8] / 2 - 0.25)
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_attention_extract_sees_the_maps(name, images, explicit_maps):
-    fused = timm.create_model(name, **SMALL).eval()
-    x = images(2, 3, 32, 32)
-    with explicit_maps():
-        model = timm.create_model(name, **SMALL).eval()
-    model.load_state_dict(fused.state_dict())
-    torch.testing.assert_close(model(x), fused(x))
-    hooked = AttentionExtract(model, method='hook')(x)
-    traced = AttentionExtract(model, method='fx')(x)
-    assert len(hooked) == len(traced) == len(model.blocks)
-    for attn in (*hooked.values(), *traced.values()):
-        assert attn.shape == (2, 2, 257, 257)
-        torch.testing.assert_close(attn.sum(-1), torch.ones(2, 2, 257))
-    if name == 'resvit_cifar':  # of shared attention fx names the first pass, the hook keeps the last
-        torch.testing.assert_close(list(hooked.values()), list(traced.values()))
-    with pytest.raises(RuntimeError, match='No node names'):
-        AttentionExtract(fused, method='fx')
