@@ -96,13 +96,6 @@ def test_pictures_stand_upright(tmp_path):
     assert open_images([tmp_path / 'turned.jpg'])[0].size == (5, 9)
 
 
-def test_a_decompression_bomb_is_no_picture(tmp_path, monkeypatch):
-    picture(1).save(tmp_path / 'bomb.png')
-    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 8)
-    with pytest.raises(ValueError, match=r'bomb.png.*DecompressionBombError'):
-        open_images([tmp_path / 'bomb.png'])
-
-
 def test_labels_beyond_the_classes_are_refused(folder):
     model = timm.create_model('sa_quadratic_tiny_cifar', num_classes=4)
     with pytest.raises(ValueError, match=r'labels from 0 to 9.*4 classes'):
@@ -122,8 +115,10 @@ def test_a_split_that_a_folder_lacks_is_not_all_of_it(folder, split):
     assert evaluate(RedMeter(), str(folder / 'test')).images == 20  # a folder of classes has no splits
 
 
-@pytest.mark.parametrize('name', ['missing.png', 'text.png', 'half.png', '.'])
-def test_what_is_no_picture_is_named(name, tmp_path):
+@pytest.mark.parametrize('name', ['missing.png', 'text.png', 'half.png', '.', 'bomb.png'])
+def test_what_is_no_picture_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 64 * 64)  # twice as many are a decompression bomb
+    Image.new('L', (128, 128)).save(tmp_path / 'bomb.png')
     (tmp_path / 'text.png').write_text('not a picture')
     Image.effect_noise((64, 64), 50.).save(tmp_path / 'half.png')
     (tmp_path / 'half.png').write_bytes((tmp_path / 'half.png').read_bytes()[:1000])

@@ -54,24 +54,6 @@ def test_dropout_drops_the_same_probabilities():
     torch.testing.assert_close(*outs)
 
 
-def test_full_size_in_float32():
-    torch.manual_seed(0)
-    model, x = timm.create_model('convit_tiny').eval(), torch.randn(1, 3, 224, 224)
-    with torch.inference_mode():
-        torch.testing.assert_close(fuse(model)(x), model(x), rtol=0., atol=1e-5)
-
-
-def test_weights_load_both_ways():
-    model, other, x = convit(), convit(num_classes=5), noise(2, 3, 64, 64)
-    for p in other.parameters():
-        p.data.mul_(0.9)
-    fused = fuse(model)
-    fused.load_state_dict(other.state_dict())
-    torch.testing.assert_close(fused(x), other(x))
-    other.load_state_dict(fuse(model).state_dict())
-    torch.testing.assert_close(other(x), model(x))
-
-
 @pytest.mark.parametrize('size', [96, 32])
 def test_another_square_is_timms_net_of_that_size(size):
     model, larger = convit(), convit(img_size=size)

