@@ -146,10 +146,9 @@ class SAN(ZooNet):
             raise ValueError(f'img_size={img_size!r}: needs a height and width of at least {min_size}')
 
         super().__init__(in_chans, num_classes, channels[-1], len(channels), min_size)
-        # at full resolution, training on 128 images takes more than 2 GiB unless bottlenecks are recomputed in the
-        # backward pass, and pairwise whole stages, unless told otherwise
-        self.hierarchical = self.recomputes = hierarchical
-        self.grad_checkpointing = hierarchical and kind == 'pairwise'
+        # at full resolution, training on 128 images takes more than 2 GiB unless stages are recomputed in the backward
+        # pass, which set_grad_checkpointing(False) prevents
+        self.hierarchical = self.grad_checkpointing = hierarchical
 
         self.stem = nn.Conv2d(in_chans, channels[0], 1, bias=False, **dd)
         self.stem_norm = nn.BatchNorm2d(channels[0], **dd)
@@ -202,22 +201,19 @@ class SAN(ZooNet):
             if i == number:
                 x = stage(x, end=not self.hierarchical)
                 for block in self.shared_blocks:
-                    if self.recomputes and not torch.jit.is_scripting():
-                        x, key = self._recomputed(block, x, key, number)
-                    else:
-                        x, key = block(x, key, number)
+                    x, key = block(x, key, number)
                 if self.hierarchical:
                     x = stage(x, begin=False)
         return x, key
 
     @torch.jit.unused
-    def _recomputed(self, function: Any, *args: Any) -> Any:
-        """Call a part of this net, its intermediate results forgotten till the backward pass makes them anew."""
+    def _recompute_stage(self, *args: Any) -> Any:
+        """As :meth:`_pass_stage`, its intermediate results forgotten till the backward pass makes them anew."""
         # a compiler decides itself what to recompute, and functional transforms can't
         if not self.training or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return function(*args)
+            return self._pass_stage(*args)
         return checkpoint(
-            function, *args, use_reentrant=False, preserve_rng_state=False,
+            self._pass_stage, *args, use_reentrant=False, preserve_rng_state=False,
             context_fn=lambda: (contextlib.nullcontext(), frozen_statistics(self)))
 
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
@@ -228,7 +224,7 @@ class SAN(ZooNet):
         taken: List[torch.Tensor] = []
         for i in range(stop):
             if self.grad_checkpointing and not torch.jit.is_scripting():
-                x, key = self._recomputed(self._pass_stage, i, x, key)
+                x, key = self._recompute_stage(i, x, key)
             else:
                 x, key = self._pass_stage(i, x, key)
             if i in take:
