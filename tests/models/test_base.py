@@ -26,34 +26,63 @@ HIERARCHICAL = [
 ]
 
 
-@pytest.mark.parametrize('shape,match', [
-    ((1, 3, 33, 32), r'\[1, 3, 33, 32\].*multiples of 2'),
-    ((1, 3, 32, 31), 'multiples of 2'),
-    ((1, 3, 0, 32), 'multiples of 2'),
-    ((1, 1, 32, 32), r'\[1, 1, 32, 32\].*\(batch, 3, height, width\)'),
-    ((3, 32, 32), r'\[3, 32, 32\].*\(batch, 3, height, width\)'),
+@pytest.mark.parametrize('name,shape,match', [
+    *((name, *row) for name in BLOCK_NETS for row in [
+        ((1, 3, 33, 32), r'\[1, 3, 33, 32\].*multiples of 2'),
+        ((1, 3, 32, 31), 'multiples of 2'),
+        ((1, 3, 0, 32), 'multiples of 2'),
+        ((1, 1, 32, 32), r'\[1, 1, 32, 32\].*\(batch, 3, height, width\)'),
+        ((3, 32, 32), r'\[3, 32, 32\].*\(batch, 3, height, width\)'),
+    ]),
+    ('san_pairwise_cifar', (1, 3, 40, 31), r'x of shape \[1, 3, 40, 31\].*at least 32'),
+    ('san_patchwise_hier_cifar', (1, 3, 40, 1), 'at least 2'),
 ])
-@pytest.mark.parametrize('name', BLOCK_NETS)
 def test_images_that_do_not_fit_are_named(name, shape, match, small_net):
     with pytest.raises(ValueError, match=match):
         small_net(name)(torch.zeros(shape))
 
 
-@pytest.mark.parametrize('kwargs,match', [
-    (dict(img_size=33), 'img_size=33.*multiples of 2'),
-    (dict(img_size=(32, 1)), r'img_size=\(32, 1\)'),
-    (dict(img_size=(32, 32, 32)), 'img_size='),
-    (dict(patch_size=0), 'patch_size=0'),
-    (dict(in_chans=0), 'in_chans=0'),
-    (dict(embed_dim=-4), 'embed_dim=-4'),
-    (dict(depth=0), 'depth=0'),
-    (dict(mlp_dim=2.5), 'mlp_dim=2.5'),
-    (dict(num_heads=2.5), 'num_heads=2.5'),
+@pytest.mark.parametrize('name,kwargs,match', [
+    *((name, *row) for name in BLOCK_NETS for row in [
+        (dict(img_size=33), 'img_size=33.*multiples of 2'),
+        (dict(img_size=(32, 1)), r'img_size=\(32, 1\)'),
+        (dict(img_size=(32, 32, 32)), 'img_size='),
+        (dict(patch_size=0), 'patch_size=0'),
+        (dict(in_chans=0), 'in_chans=0'),
+        (dict(embed_dim=-4), 'embed_dim=-4'),
+        (dict(depth=0), 'depth=0'),
+        (dict(mlp_dim=2.5), 'mlp_dim=2.5'),
+        (dict(num_heads=2.5), 'num_heads=2.5'),
+    ]),
+    ('sa_quadratic_cifar', dict(num_heads=(9, 9)), r'num_heads=\(9, 9\).*3 layers'),
+    ('sa_quadratic_cifar', dict(num_heads=(3, 3), hierarchical=True), r'num_heads=\(3, 3\): needs one number'),
+    ('sa_quadratic_cifar', dict(num_heads=(9, 9, 0)), 'num_heads=0'),
+    ('sa_quadratic_cifar', dict(encoding='nearest'), "encoding='nearest'"),
+    ('sa_quadratic_cifar', dict(terms='position', encoding='sinusoid'), 'absolute'),
+    ('san_pairwise_cifar', dict(channels=(64, 96, 256)), r'channels=\(64, 96, 256\) and depths=\(2, 1, 2, 4\)'),
+    ('san_pairwise_cifar', dict(depths=(1, 0, 1, 1)), r'depths=\(1, 0, 1, 1\)'),
+    ('san_pairwise_cifar', dict(hierarchical=True), 'share bottlenecks need equal ones'),
+    ('san_pairwise_cifar', dict(in_chans=0), 'in_chans=0'),
+    ('san_pairwise_cifar', dict(img_size=24), 'img_size=24: needs a height and width of at least 32'),
+    ('resnet_tiny_cifar', dict(attention_stages=['layer5']), r"=\['layer5'\]: needs some of 'layer1' to 'layer4'"),
 ])
-@pytest.mark.parametrize('name', BLOCK_NETS)
 def test_arguments_that_make_no_sense_are_named(name, kwargs, match, small_net):
     with pytest.raises(ValueError, match=match):
         small_net(name, **kwargs)
+
+
+@pytest.mark.parametrize('name,size,grid', [
+    ('sa_quadratic_cifar', (2, 2), (1, 1)),
+    ('sa_quadratic_cifar', (34, 18), (17, 9)),
+    ('san_patchwise_cifar', (35, 64), (2, 4)),
+    ('san_pairwise_hier_cifar', (2, 2), (2, 2)),
+    ('san_pairwise_hier_cifar', (35, 64), (35, 64)),
+])
+def test_nets_without_learned_positions_take_other_sizes_as_they_are(name, size, grid, small_net, images):
+    model, x = small_net(name).eval(), images(1, 3, *size)
+    features = model.forward_features(x)
+    assert features.shape == ((1, *grid, 16) if model.output_fmt == 'NHWC' else (1, 32, *grid))
+    assert model(x).shape == (1, 10)
 
 
 @pytest.mark.parametrize('fmt,shape', [('NCHW', (2, 16, 8, 6)), ('NHWC', (2, 8, 6, 16))])

@@ -32,8 +32,3 @@ def test_stages_of_attention_begin_in_the_convolutions_weights(content, tmp_path
     else:
         assert [len(b.centers) for b in blobs].count(9) == 10 and len(blobs) == 12
         torch.testing.assert_close(blobs[0].covariances, torch.eye(2).double().expand(9, 2, 2) / 4)
-
-
-def test_there_are_four_stages():
-    with pytest.raises(ValueError, match=r"attention_stages=\['layer5'\]: needs some of 'layer1' to 'layer4'"):
-        timm.create_model('resnet_tiny_cifar', attention_stages=['layer5'])

@@ -26,15 +26,6 @@ def small(name, **kwargs):
     return model
 
 
-@pytest.mark.parametrize('name', NAMES)
-@pytest.mark.parametrize('size', [(32, 32), (35, 64)])
-def test_any_size_that_leaves_pixels_to_reflect(name, size, images):
-    model = small(name).eval()
-    reduction = 1 if 'hier' in name else 16
-    assert model(images(1, 3, *size)).shape == (1, 10)
-    assert model.forward_features(images(1, 3, *size)).shape == (1, 32, size[0] // reduction, size[1] // reduction)
-
-
 @pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
 @pytest.mark.parametrize('batch', [0, 1, 40])
 def test_the_stem_in_groups_gives_what_it_gives_at_once(name, batch, images):
@@ -55,27 +46,6 @@ def test_the_stem_in_training_mode_of_a_net_in_eval_mode_sees_the_whole_batch(im
             results.append((model(images(8, 3, 32, 32)), model.stem_norm.running_mean))
         assert model.stem_norm.num_batches_tracked == 1
     torch.testing.assert_close(results[1], results[0])
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_images_that_do_not_fit_are_named(name, images):
-    smallest = 2 if 'hier' in name else 32
-    model = small(name).eval()
-    model(images(1, 3, smallest, smallest))
-    with pytest.raises(ValueError, match=rf'x of shape \[1, 3, 40, {smallest - 1}\].*at least {smallest}'):
-        model(images(1, 3, 40, smallest - 1))
-
-
-@pytest.mark.parametrize('kwargs,match', [
-    (dict(channels=(64, 128, 256)), r'channels=\(64, 128, 256\) and depths=\(2, 1, 2, 4\)'),
-    (dict(depths=(1, 0, 1, 1)), r'depths=\(1, 0, 1, 1\)'),
-    (dict(hierarchical=True), 'share bottlenecks need equal ones'),
-    (dict(in_chans=0), 'in_chans=0'),
-    (dict(img_size=24), 'img_size=24: needs a height and width of at least 32'),
-])
-def test_arguments_that_make_no_sense_are_named(kwargs, match):
-    with pytest.raises(ValueError, match=match):
-        timm.create_model('san_pairwise_cifar', **kwargs)
 
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
