@@ -1,15 +1,13 @@
 import pytest
-import timm
 import torch
 
 NAMES = ['resvit_cifar', 'resvit_hier_cifar']
-SMALL = dict(stem_dim=4, embed_dim=16, mlp_dim=24, depth=3, num_heads=2)
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_the_net_by_hand(name, images):
+def test_the_net_by_hand(name, small_net, images):
     """The definition from its weights, with torch's own multi-head attention where all keys are a layer's own."""
-    model = timm.create_model(name, img_size=(8, 12), **SMALL).double().eval()
+    model = small_net(name, img_size=(8, 12)).double().eval()
     with torch.no_grad():
         model.patch_embed.bias.normal_()
     x = images(2, 3, 8, 12).double()
@@ -37,9 +35,9 @@ def test_the_net_by_hand(name, images):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_features_carry_the_class_token(name, images):
+def test_features_carry_the_class_token(name, small_net, images):
     """Their mean is that of all tokens, intermediates are the patches' alone."""
-    model = timm.create_model(name, **SMALL).eval()
+    model = small_net(name).eval()
     tokens = []
     model.blocks[-1].register_forward_hook(lambda block, args, x: tokens.append(x))
     features = model.forward_features(images(2, 3, 32, 32))
@@ -49,9 +47,9 @@ def test_features_carry_the_class_token(name, images):
     torch.testing.assert_close(last.flatten(1, 2), tokens[-1][:, 1:])
 
 
-def test_resampled_positions_carry_their_place():
+def test_resampled_positions_carry_their_place(small_net):
     """Positions that grow linearly down the rows still do, the class token's stays."""
-    model = timm.create_model('resvit_cifar', **SMALL)
+    model = small_net('resvit_cifar')
     with torch.no_grad():
         model.pos_embed[:, 0] = 7.
         model.pos_embed[:, 1:] = torch.arange(16.).repeat_interleave(16)[:, None]

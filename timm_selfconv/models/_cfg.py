@@ -21,16 +21,9 @@ ModelT = TypeVar('ModelT', bound=nn.Module)
 
 
 def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
-    """Pretrained configurations of CIFAR-10 nets, for timm's ``generate_default_cfgs``.
+    """Pretrained configurations of nets by ``name.tag``, for timm's ``generate_default_cfgs``; all nets share ``cfg``.
 
     A net has a tag for each set of its weights, the default one first, and always the tag ``cifar10``.
-
-    Args:
-        *names: Names of the nets.
-        **cfg: Further keys of timm's configurations, the same for all these nets.
-
-    Returns:
-        A configuration for each ``name.tag``.
     """
     return {
         f'{name}.{tag}': {

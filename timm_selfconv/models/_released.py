@@ -30,15 +30,7 @@ _IGNORED = re.compile(r'(^|\.)(attention_mask|R|relative_indices)$')
 
 
 def convert_released(state_dict: Dict[str, torch.Tensor], patch_size: int) -> Dict[str, torch.Tensor]:
-    """Rename and reorder a state dict of the released code for :class:`SelfAttentionNet`.
-
-    Args:
-        state_dict: Flat state dict of the released code.
-        patch_size: Side of the blocks that the stem downsamples.
-
-    Returns:
-        A new state dict; buffers of the released code are left out.
-    """
+    """Rename and reorder a flat state dict of the released code for :class:`SelfAttentionNet`, buffers left out."""
     out = {}
     for name, value in state_dict.items():
         if _IGNORED.search(name):
