@@ -97,6 +97,11 @@ def test_a_net_with_no_name_gives_its_sizes_to_one():
     assert_same_function(include(net, 'sa_learned_content_cifar'), net, noise(2, 3, 32, 32))
 
 
+def test_tables_for_larger_images_are_in_smaller_ones():
+    net, target = make_net('learned', img_size=(12, 16)), make_net('learned', CONTENT, img_size=(8, 16))
+    assert_same_function(include(net, target), net, noise(2, 3, 8, 16))
+
+
 def test_hierarchical_nets_that_know_positions_alone_are_in_plain_ones():
     shared = make_net('learned', hierarchical=True, depth=3)
     assert_same_function(include(shared, make_net('learned', CONTENT, depth=3)), shared, noise(2, 3, 8, 8))
@@ -135,7 +140,7 @@ def test_everything_learns_after_two_steps(encoding, terms):
     (dict(embed_dim=12), r'needs embed_dim=8, has 12'),
     (dict(num_classes=5), r'needs num_classes=10, has 5'),
     (dict(act_layer='relu'), r"needs act_layer='gelu', has 'relu'"),
-    (dict(img_size=12), r'tables are for 6 positions along axis 0, not for 4'),
+    (dict(img_size=12), r'has 6 positions along an axis, but the encoding reaches 4: create the model with a larger'),
     (dict(terms=('content_position',), qk_bias=False), r'no bias to hold position scores'),
     (dict(embed_dim=8, num_heads=7, terms=CONTENT), r'scores of 7 heads do not fit in 4 channels of its tables'),
 ])

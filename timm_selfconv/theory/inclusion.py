@@ -18,8 +18,7 @@ import torch
 import torch.nn as nn
 from timm.models._input import get_model_input_config
 
-from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d, \
-    gaussian_axis_scores
+from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.adapters import plain_copy
 from timm_selfconv.models import SelfAttentionNet
 from .pruning import block_attentions
@@ -52,145 +51,98 @@ def describe(model: SelfAttentionNet) -> str:
 
 
 def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """A table, shape (offsets, channels), and keys, (heads, channels), float64, with ``table @ keys.T`` the scores.
+    """A table, shape (offsets, channels), and keys, (heads, channels), float64, with ``keys @ table.T`` the scores.
 
-    Scores have shape (offsets, heads). Keys and table share each head's size and use all channels equally: float16
+    Scores have shape (heads, offsets). Keys and table share each head's size and use all channels equally: float16
     then rounds off least, and a gradient that is not zero reaches every entry of both. A ValueError if the scores of
     the heads span more directions than there are channels.
     """
-    sizes = scores.norm(dim=0).clamp(min=1.).sqrt()
+    sizes = scores.norm(dim=1, keepdim=True).clamp(min=1.).sqrt()
     left, singular, right = torch.linalg.svd(scores / sizes, full_matrices=False)
     rank = min(len(singular), channels)
     if bool((singular[rank:] > 1e-12 * singular[:1]).any()):
-        raise ValueError(f'scores of {scores.shape[1]} heads do not fit in {channels} channels of its tables')
+        raise ValueError(f'scores of {len(scores)} heads do not fit in {channels} channels of its tables')
     basis = nn.init.orthogonal_(scores.new_empty(rank, channels), generator=torch.Generator().manual_seed(0))
-    return left[:, :rank] * singular[:rank] @ basis, sizes[:, None] * (right[:rank].T @ basis)
+    return right[:rank].T * singular[:rank] @ basis, sizes * (left[:, :rank] @ basis)
 
 
-def axis_scores(encoding: nn.Module, axis: int, offsets: int) -> torch.Tensor:
-    """Position scores of an axis (0: rows, 1: columns), each head's largest zero: shape (offsets, heads), float64.
+def as_tables(source: Any, encoding: LearnedEncoding, scale: float = 1.) -> Dict[str, torch.Tensor]:
+    """Tables and keys of a learned encoding, by name, whose products times ``scale`` are a source's position scores.
 
-    The encoding is a quadratic or learned one with the position term; offsets are from ``-(offsets - 1) / 2`` up. A
-    ValueError if a learned one knows other offsets, or a full precision couples the axes.
+    A ValueError if a full precision couples the axes, or a learned source does not reach that far.
     """
-    if isinstance(encoding, LearnedEncoding):
-        table, keys = ((encoding.row_table, encoding.row_keys), (encoding.col_table, encoding.col_keys))[axis]
-        if len(table) != offsets:
-            raise ValueError(
-                f'its tables are for {(offsets + 1) // 2} positions along axis {axis}, not for {(len(table) + 1) // 2} '
-                '(create it with the same img_size)')
-        scores = table.double() @ keys.double().T
-    else:
-        assert isinstance(encoding, QuadraticEncoding)
-        if encoding.full:
-            raise ValueError('no rung leads there: a full precision couples rows and columns')
-        middle = torch.tensor([offsets // 2]).to(encoding.centers.double())
-        scores = gaussian_axis_scores(
-            encoding.centers[:, axis].double(), encoding.spreads.double().square(), offsets, middle)[:, 0].T
-    return scores - scores.amax(dim=0)
+    rows, cols, cross = source.offset_tables(*((len(t) + 1) // 2 for t in (encoding.row_table, encoding.col_table)))
+    if cross.any():
+        raise ValueError('no rung leads there: a full precision couples rows and columns')
+    channels = encoding.row_table.shape[1]
+    rows, cols = ((scores - scores.amax(dim=1, keepdim=True)) / scale for scores in (rows, cols))
+    (row_table, row_keys), (col_table, col_keys) = factor_scores(rows, channels), factor_scores(cols, channels)
+    return dict(row_table=row_table, row_keys=row_keys, col_table=col_table, col_keys=col_keys)
 
 
-def fit_tables(source: nn.Module, encoding: LearnedEncoding, scale: float = 1.) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Fill the tables of a learned encoding so that keys exist which meet them in a source's position scores.
-
-    Products of keys and tables are multiplied by ``scale``. Returned are the keys of rows and of columns, (heads, dim).
+def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tensor]:
+    """Parameters of a quadratic encoding, by name, for a source's position scores; a ValueError if no rung leads there.
     """
-    keys = []
-    for axis, table in enumerate((encoding.row_table, encoding.col_table)):
-        new_table, new_keys = factor_scores(axis_scores(source, axis, len(table)) / scale, table.shape[1])
-        table.copy_(new_table)
-        keys.append(new_keys.to(table))
-    return keys[0], keys[1]
-
-
-def include_position(source: nn.Module, target: nn.Module, heads: int) -> None:
-    """Give the first heads of a target encoding a source's position scores; a ValueError if no rung leads there."""
-    if isinstance(target, LearnedEncoding):
-        target.row_keys[:heads], target.col_keys[:heads] = fit_tables(source, target)
-    elif (isinstance(target, QuadraticEncoding) and isinstance(source, QuadraticEncoding) and target.full >= source.full
-            and target.col_numbers is None):
-        target.centers[:heads] = source.centers.to(target.centers)
-        spreads = source.spreads.to(target.spreads)
-        if target.spreads.dim() > spreads.dim():
-            line = source.col_numbers
-            root = torch.eye(2) if line is None else torch.tensor([[len(line), 0.], [1., 0.]])
-            spreads = spreads[:, None, None] * root.to(spreads)
-        target.spreads[:heads] = spreads
-    else:
+    if not isinstance(source, QuadraticEncoding) or not isinstance(encoding, QuadraticEncoding) or (
+            source.full > encoding.full or encoding.col_numbers is not None):
         raise ValueError('no rung leads to its encoding')
+    spreads = source.spreads
+    if encoding.spreads.dim() > spreads.dim():
+        line = source.col_numbers
+        root = torch.eye(2) if line is None else torch.tensor([[len(line), 0.], [1., 0.]])
+        spreads = spreads[:, None, None] * root.to(spreads)
+    return dict(centers=source.centers, spreads=spreads)
 
 
-def include_position_in_query(source: nn.Module, target: SelfAttention2d, heads: int) -> None:
-    """Let the bias of a target's queries meet the tables of a learned encoding in the scores of a source's position.
-
-    The first half of a query meets the row table, the second the column table. The keys of content are zero, and so is
-    what queries make of an input. A ValueError if they have no bias.
-    """
-    assert isinstance(target.encoding, LearnedEncoding) and target.query is not None
-    if target.query.bias is None:
-        raise ValueError('its queries have no bias to hold position scores (qk_bias=True)')
-    rows = slice(heads * target.dim)
-    target.query.weight[rows] = 0.
-    target.query.bias[rows] = torch.cat(fit_tables(source, target.encoding, target.scale), dim=1).flatten()
-    if target.key is not None:
-        for parameter in target.key.parameters():
-            parameter[rows] = 0.
-
-
-def copy_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
-    """Give the first heads of a target the scores of a source of the same kind.
-
-    A ValueError if the target lacks a bias that the source has, or its tables are for another grid.
-    """
-    given, filled = (
-        {name: p for name, p in (*attn.named_parameters(), *attn.named_buffers())
-         if not name.startswith(('value.', 'proj.'))} for attn in (source, target))
-    lacking = sorted(given.keys() - filled.keys())
-    if lacking:
-        raise ValueError(f'it has no {lacking[0]}')
-    for name, parameter in filled.items():
-        if name not in given:  # a bias
-            parameter[:source.num_heads * source.dim] = 0.
-        elif name.endswith(('table', 'numbers')) and parameter.shape != given[name].shape:
-            raise ValueError('its tables are for another grid (create it with the same img_size)')
-        else:  # heads come first, and tables have none
-            parameter[:len(given[name])] = given[name].to(parameter)
+def score_tensors(attn: SelfAttention2d) -> Dict[str, torch.Tensor]:
+    """Parameters and buffers that scores are made of, by name."""
+    return {name: t for name, t in attn.state_dict().items() if not name.startswith(('value.', 'proj.'))}
 
 
 def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
     """Give the first heads of a target the scores of a source; a ValueError if no rung leads there."""
     (_, terms), (encoding, rich_terms) = kind(source), kind(target)
-    rows = source.num_heads * source.dim
+    given, filled = score_tensors(source), score_tensors(target)
     if kind(source) == kind(target):
-        copy_scores(source, target)
+        zeros = filled.keys() - given.keys()  # biases
+        if given.keys() - filled.keys():
+            raise ValueError(f'it has no {min(given.keys() - filled.keys())}')
     elif terms == POSITION and 'position' in rich_terms:
-        include_position(source.encoding, target.encoding, source.num_heads)
-        if target.query is not None:
-            for parameter in target.query.parameters():
-                parameter[:rows] = 0.
-        if target.key_bias is not None:
-            target.key_bias[:source.num_heads] = 0.
+        change = as_tables if encoding == 'learned' else as_gaussians
+        given = {f'encoding.{name}': t for name, t in change(source.encoding, target.encoding).items()}
+        zeros = {'query.weight', 'query.bias', 'key_bias'}
     elif terms == POSITION and encoding == 'learned' and 'content_position' in rich_terms:
-        include_position_in_query(source.encoding, target, source.num_heads)
+        if 'query.bias' not in filled:
+            raise ValueError('its queries have no bias to hold position scores (qk_bias=True)')
+        tables = as_tables(source.encoding, target.encoding, target.scale)
+        # the first half of a query meets the row table, the second the column table
+        bias = torch.cat([tables['row_keys'], tables['col_keys']], dim=1).flatten()
+        given = {
+            'query.bias': bias, 'encoding.row_table': tables['row_table'], 'encoding.col_table': tables['col_table']}
+        zeros = {'query.weight', 'key.weight', 'key.bias'}
     else:
         raise ValueError('no rung leads there')
+    for name, tensor in filled.items():  # heads come first, but tables and numbers have none
+        if name in given:
+            if name.endswith(('table', 'numbers')) and tensor.shape != given[name].shape:
+                raise ValueError('its tables are for another grid (create it with the same img_size)')
+            tensor[:len(given[name])] = given[name].to(tensor)
+        elif name in zeros:
+            tensor[:len(tensor) // target.num_heads * source.num_heads] = 0.
 
 
 def include_values(source: SelfAttention2d, target: SelfAttention2d) -> None:
     """Give the first heads of a target the values of a source, and the other heads none."""
-    identity = torch.eye(source.dim).to(source.value.weight.double())
-    weight, bias = source.value.weight.double(), source.value.bias.double()
-    proj_weight, proj_bias = identity, torch.zeros_like(bias)
-    if isinstance(source.proj, nn.Linear):
-        proj_weight, proj_bias = source.proj.weight.double(), source.proj.bias.double()
-    if isinstance(target.proj, nn.Linear):
-        target.proj.weight.copy_(proj_weight)
-        target.proj.bias.copy_(proj_bias)
+    if isinstance(target.proj, nn.Identity):
+        source = source.fuse()
+    elif isinstance(source.proj, nn.Identity):
+        nn.init.eye_(target.proj.weight)
+        nn.init.zeros_(target.proj.bias)
     else:
-        weight, bias = proj_weight @ weight, proj_weight @ bias + proj_bias
+        target.proj.load_state_dict(source.proj.state_dict())
     target.value.weight.zero_()
-    target.value.weight[:, :weight.shape[1]] = weight.to(target.value.weight)
-    target.value.bias.copy_(bias)
+    target.value.weight[:, :source.value.weight.shape[1]] = source.value.weight.to(target.value.weight)
+    target.value.bias.copy_(source.value.bias)
 
 
 def traits(model: SelfAttentionNet) -> Dict[str, Any]:
