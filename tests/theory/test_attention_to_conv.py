@@ -144,7 +144,7 @@ def test_a_convolution_has_the_layer_s_dtype_and_computed_in_double(dtype):
      r'inputs of shape \[2, 4, 9, 9\].*\(batch, height, width, 4\)'),
     (make_layer('learned', grid_size=(8, 8)), dict(kernel_size=9, grid_size=(8, 8)),
      r'kernel_size=9: needs odd numbers up to \(7, 7\) on a grid of \(8, 8\)'),
-    (make_layer('learned'), dict(kernel_size=3, grid_size=(25, 25)), 'learned encoding only up to'),
+    (make_layer('learned'), dict(kernel_size=3, grid_size=(25, 25)), 'has 13 positions along an axis, but the encoding reaches 9'),
     (make_layer(terms=('content',)), {}, 'looks at content'),
     (make_layer('learned', terms=('content', 'position')), {}, 'looks at content'),
     (make_layer('learned', terms=('key_bias', 'position')), {}, 'looks at content'),

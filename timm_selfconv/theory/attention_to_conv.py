@@ -6,15 +6,17 @@ shares among the pixels inside what those outside would get.
 """
 import copy
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union
+from math import prod
+from typing import Any, Dict, Literal, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from timm.layers import to_2tuple
 from timm.models._input import get_model_input_config
 from torchvision.transforms.functional import center_crop
 
-from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d
+from timm_selfconv.layers import ConvAttention, LearnedEncoding, SelfAttention2d
 from timm_selfconv.layers.conv_attention import CONVS, Conv, pad_widths, tap_centers
 from timm_selfconv.models import SelfAttentionNet
 
@@ -43,40 +45,13 @@ class ConvReport:
     border_error: Optional[float]
 
 
-def position_encoding(attn: nn.Module) -> Union[QuadraticEncoding, LearnedEncoding]:
-    """The encoding of a layer that attends by position only.
-
-    Raises:
-        ValueError: If it is another kind of layer, or it looks at content.
-    """
+def check_position_only(attn: nn.Module) -> SelfAttention2d:
+    """Return a layer, or raise a ValueError if it does not attend by position only."""
     if not isinstance(attn, SelfAttention2d):
         raise ValueError(f'attn={type(attn).__name__}: needs a SelfAttention2d or a ConvAttention')
     if attn.terms != ('position',):
         raise ValueError("attn: looks at content, which no convolution does; needs terms=('position',)")
-    assert isinstance(attn.encoding, (QuadraticEncoding, LearnedEncoding))
-    return attn.encoding
-
-
-def odd(size: int) -> int:
-    """The largest odd number up to a size."""
-    return size - 1 + size % 2
-
-
-def offset_scores(encoding: Union[QuadraticEncoding, LearnedEncoding], kernel_size: Tuple[int, int]) -> torch.Tensor:
-    """The position term of equation (8), ``v r_delta``, for the offsets of a kernel: shape (heads, rows, columns).
-
-    Raises:
-        ValueError: If a learned encoding has no vectors for such offsets.
-    """
-    reach = kernel_size[0] // 2, kernel_size[1] // 2
-    if isinstance(encoding, LearnedEncoding):
-        known = len(encoding.row_table) // 2, len(encoding.col_table) // 2
-        if reach[0] > known[0] or reach[1] > known[1]:
-            raise ValueError(
-                f'kernel_size={kernel_size}: has offsets up to {reach}, the learned encoding only up to {known}')
-    rows, cols, cross = encoding.offset_tables(reach[0] + 1, reach[1] + 1)
-    d1, d2 = (torch.arange(-n, n + 1) for n in reach)
-    return rows[:, :, None] + cols[:, None] + cross[:, None, None] * d1[:, None] * d2
+    return attn
 
 
 def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
@@ -96,7 +71,10 @@ def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
     Raises:
         ValueError: If the layer looks at content, or a learned encoding has no such offsets.
     """
-    scores = offset_scores(position_encoding(attn), kernel_size)
+    reach = kernel_size[0] // 2, kernel_size[1] // 2
+    rows, cols, cross = check_position_only(attn).encoding.offset_tables(reach[0] + 1, reach[1] + 1)
+    d1, d2 = (torch.arange(-n, n + 1) for n in reach)
+    scores = rows[:, :, None] + cols[:, None] + cross[:, None, None] * d1[:, None] * d2
     return scores.flatten(1).softmax(dim=-1).view_as(scores).detach()
 
 
@@ -111,11 +89,8 @@ def choose_kernel_size(patterns: torch.Tensor, largest: Tuple[int, int]) -> Tupl
     Square, as far as the largest is: the heads of a layer lie on all sides of the query. Patterns are the heads'
     attention over all offsets, shape (heads, rows, columns).
     """
-    for side in range(1, max(largest), 2):
-        kernel_size = min(side, largest[0]), min(side, largest[1])
-        if bool((held_mass(patterns, kernel_size) >= MASS).all()):
-            return kernel_size
-    return largest
+    sizes = [(min(side, largest[0]), min(side, largest[1])) for side in range(1, max(largest), 2)]
+    return next((size for size in sizes if bool((held_mass(patterns, size) >= MASS).all())), largest)
 
 
 def relative_errors(
@@ -123,12 +98,10 @@ def relative_errors(
     """Relative errors of a convolution, inside and at the border (:class:`ConvReport`), for inputs (B, H, W, dim)."""
     with torch.no_grad():
         expected = attn(inputs)
-        difference = conv(inputs.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) - expected
+        difference = ConvNhwc(conv)(inputs) - expected
         expected = expected - conv.bias
-    height, width = inputs.shape[1:3]
-    rows, cols = torch.arange(height), torch.arange(width)
-    r1, r2 = conv.kernel_size[0] // 2, conv.kernel_size[1] // 2
-    inside = ((rows >= r1) & (rows < height - r1))[:, None] & ((cols >= r2) & (cols < width - r2))
+    taps = F.conv2d(inputs.new_ones(1, 1, *inputs.shape[1:3]), inputs.new_ones(1, 1, *conv.kernel_size), padding='same')
+    inside = taps[0, 0] == prod(conv.kernel_size)
 
     def relative(pixels: torch.Tensor) -> Optional[float]:
         return float(difference[:, pixels].norm() / expected[:, pixels].norm()) if pixels.any() else None
@@ -146,27 +119,23 @@ def conv_attention_to_conv(attn: ConvAttention, inputs: Optional[torch.Tensor]) 
         raise ValueError(f'attn: a ConvAttention with content={attn.content} is no convolution')
     double = copy.deepcopy(attn).cpu().double()  # not every device has float64
     taps = tap_centers(attn.kernel_size, attn.dilation).to(double.centers)
-    conv_cls: Callable[..., Conv] = CONVS[taps.shape[1] - 1]
+    conv_cls: Any = CONVS[taps.shape[1] - 1]
     conv = conv_cls(
         attn.in_channels, attn.out_channels, attn.kernel_size, attn.stride, attn.padding, attn.dilation, attn.groups,
         attn.bias is not None, attn.padding_mode).to(taps).train(attn.training)
     if inputs is None:
         extents = (taps.amax(dim=0) - taps.amin(dim=0)).long() + max(pad_widths(attn)) + 4
         inputs = torch.randn(2, attn.in_channels, *extents.tolist(), generator=torch.Generator().manual_seed(0))
-    reach = max(inputs.shape[-taps.shape[1]:])
+    reach = max(*inputs.shape[-taps.shape[1]:], int(taps.abs().max()))
     offsets = torch.arange(-reach, reach + 1).to(taps)
     with torch.no_grad():
-        distance = taps - double.centers[:, None]
-        scores = -0.5 * (double.spreads[:, None, None] * distance).square().sum(dim=-1)
+        spreads = double.spreads[:, None, None]
+        scores = -0.5 * (spreads * (taps - double.centers[:, None])).square().sum(dim=-1)
         weight = torch.einsum('ht,hoc->oct', scores.softmax(dim=-1), double.value_weight).reshape(conv.weight.shape)
         conv.load_state_dict({'weight': weight} if double.bias is None else {'weight': weight, 'bias': double.bias})
 
-        mass = torch.ones_like(double.spreads)
-        for axis in range(taps.shape[1]):
-            distance = offsets - double.centers[:, axis, None]
-            probs = (-0.5 * (double.spreads[:, None] * distance).square()).softmax(dim=-1)
-            mass = mass * probs[:, torch.isin(offsets, taps[:, axis])].sum(dim=-1)
-
+        axis_scores = -0.5 * (spreads * (offsets - double.centers[..., None])).square()  # (heads, axes, offsets)
+        mass = (scores.logsumexp(dim=-1) - axis_scores.logsumexp(dim=-1).sum(dim=-1)).exp()
         expected = double(inputs.to(taps))
         bias = 0. if double.bias is None else double.bias.view(-1, *[1] * taps.shape[1])
         error = float((conv(inputs.to(taps)) - expected).norm() / (expected - bias).norm())
@@ -213,25 +182,23 @@ def attention_to_conv(
                 f'kernel_size={kernel_size}, grid_size={grid_size}, padding_mode={padding_mode}: a ConvAttention has '
                 'its own, leave them out')
         return conv_attention_to_conv(attn, inputs)
-    encoding = position_encoding(attn)
-    assert isinstance(attn, SelfAttention2d)
+    attn = check_position_only(attn)
     if inputs is not None and (inputs.dim() != 4 or inputs.shape[-1] != attn.dim):
         raise ValueError(f'inputs of shape {list(inputs.shape)}: needs the shape (batch, height, width, {attn.dim})')
+    learned = isinstance(attn.encoding, LearnedEncoding)
     if grid_size is None:
         if inputs is not None:
             grid_size = inputs.shape[1], inputs.shape[2]
-        elif isinstance(encoding, LearnedEncoding):
-            grid_size = (len(encoding.row_table) + 1) // 2, (len(encoding.col_table) + 1) // 2
+        elif learned:
+            grid_size = (len(attn.encoding.row_table) + 1) // 2, (len(attn.encoding.col_table) + 1) // 2
         else:
             grid_size = 16, 16
     height, width = grid_size
+    odd = height - 1 + height % 2, width - 1 + width % 2
     # a learned encoding has been asked for as many offsets at a time as the grid has rows or columns
-    largest = (odd(height), odd(width)) if isinstance(encoding, LearnedEncoding) else (2 * height - 1, 2 * width - 1)
+    largest = odd if learned else (2 * height - 1, 2 * width - 1)
     patterns = head_kernels(attn, largest)
-    if kernel_size is None:
-        kernel = choose_kernel_size(patterns, (odd(height), odd(width)))
-    else:
-        kernel = to_2tuple(kernel_size)
+    kernel = choose_kernel_size(patterns, odd) if kernel_size is None else to_2tuple(kernel_size)
     if any(side % 2 == 0 or not 1 <= side <= limit for side, limit in zip(kernel, largest)):
         raise ValueError(f'kernel_size={kernel_size}: needs odd numbers up to {largest} on a grid of {grid_size}')
 
@@ -242,7 +209,7 @@ def attention_to_conv(
         weight = torch.einsum('po,ocij->pcij', double.proj.weight.detach(), weight)
     bias = double.proj(double.value.bias).detach()
     if padding_mode is None:
-        padding_mode = 'reflect' if isinstance(encoding, LearnedEncoding) else 'replicate'
+        padding_mode = 'reflect' if learned else 'replicate'
     padding = kernel[0] // 2, kernel[1] // 2
     conv = nn.Conv2d(attn.dim, attn.dim, kernel, padding=padding, padding_mode=padding_mode).to(weight)
     conv.load_state_dict(dict(weight=weight, bias=bias))
