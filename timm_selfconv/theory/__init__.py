@@ -1,6 +1,6 @@
 """The theorem as code: what attention can be, and what it is.
 
-- conv_to_attention: Theorem 1, a convolution as the attention that computes it; convs_to_attention: all of a net.
+- conv_to_attention: Theorem 1, a convolution, or those of a net, as the attention that computes it.
 - line_encoding: Theorem 1 by an encoding of two dimensions.
 - attention_to_conv: back, the convolution that is nearest to a layer.
 - inclusion: a net as the richer net that computes the same.
@@ -11,8 +11,7 @@
 """
 from timm_selfconv.layers import ConvAttention
 from .attention_to_conv import ConvReport, attention_to_conv, head_kernels, reparameterizable
-from .conv_to_attention import conv_to_attention
-from .convs_to_attention import ConversionReport, convs_to_attention
+from .conv_to_attention import ConversionReport, conv_to_attention, convs_to_attention
 from .fusing import fuse
 from .gaussians import Blobs, encoding_blobs, position_blobs
 from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \

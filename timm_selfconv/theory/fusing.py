@@ -41,16 +41,15 @@ def fuse(model: nn.Module) -> nn.Module:
     if convits:
         return fused
     fused.eval().requires_grad_(False)
-    layers = {}
-    for name, module in fused.named_modules():
-        if isinstance(module, SelfAttention2d):
-            try:
-                layers[module] = SelfAttention2d.fuse(module)  # not what a subclass makes of itself
-            except ValueError as e:
-                raise ValueError(f'{name}.{e}' if name else str(e)) from e
+    layers = [(n, m) for n, m in fused.named_modules(remove_duplicate=False) if isinstance(m, SelfAttention2d)]
     if not layers:
         raise ValueError(f'model={type(model).__name__}: has no SelfAttention2d layers to fuse, and is no ConViT')
-    for name, module in list(fused.named_modules(remove_duplicate=False)):
-        if module in layers and name:
-            fused.set_submodule(name, layers[module])
-    return layers[fused] if isinstance(fused, SelfAttention2d) else fused
+    for name, layer in layers:
+        try:
+            folded = SelfAttention2d.fuse(layer)  # not what a subclass makes of itself
+        except ValueError as e:
+            raise ValueError(f'{name}.{e}' if name else str(e)) from e
+        if not name:
+            return folded
+        fused.set_submodule(name, folded)
+    return fused

@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from timm.layers import to_2tuple
 
-from .conv_to_attention import tap_centers
-
 __all__ = ['ConvResidual', 'KernelSize', 'at_taps', 'conv_residual', 'grid_size', 'interior', 'tap_offsets']
 
 KernelSize = Union[int, Tuple[int, int]]
@@ -46,11 +44,7 @@ def grid_size(maps: torch.Tensor) -> Tuple[int, int]:
 
 
 def same_padding(kernel_size: KernelSize) -> Tuple[int, int, int, int]:
-    """Padding of torch's 'same' on the left, right, top and bottom: of an odd number, more on the latter side.
-
-    Raises:
-        ValueError: If the kernel size is not one or two positive integers.
-    """
+    """Padding of torch's 'same' on the left, right, top and bottom, a ValueError if it is no kernel size."""
     size = to_2tuple(kernel_size)
     if len(size) != 2 or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in size):
         raise ValueError(f'kernel_size={kernel_size!r}: needs a positive integer, or two: rows and columns')
@@ -67,8 +61,8 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
     Returns:
         (row, column) offsets in pixels, shape (taps, 2).
     """
-    same_padding(kernel_size)  # refuses what is no kernel size
-    return tap_centers(to_2tuple(kernel_size), (1, 1))
+    left, right, top, bottom = same_padding(kernel_size)
+    return torch.cartesian_prod(torch.arange(-top, bottom + 1), torch.arange(-left, right + 1))
 
 
 def at_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
