@@ -1,6 +1,6 @@
 """Heads as Gaussians around the query: exactly what quadratic ones are, mean and covariance of other positions."""
 from dataclasses import dataclass
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -24,13 +24,13 @@ class Blobs:
     covariances: torch.Tensor
 
 
-def position_layers(model: nn.Module) -> List[SelfAttention2d]:
-    """The layers of a net that attends by relative position only, else none."""
+def position_encodings(model: nn.Module) -> List[Any]:
+    """The encodings of a net that attends by relative position only, else none."""
     layers = [module for module in model.modules() if isinstance(module, SelfAttention2d)]
-    return layers if all(layer.terms == ('position',) for layer in layers) else []
+    return [layer.encoding for layer in layers] if all(layer.terms == ('position',) for layer in layers) else []
 
 
-def gaussian(encoding: Union[QuadraticEncoding, ConvAttention]) -> Blobs:
+def gaussian(encoding: Any) -> Blobs:
     """The Gaussians of equation (9). A precision below 1e-8 counts as 1e-8: a standard deviation of 10,000 pixels."""
     precisions, axes = torch.linalg.eigh(encoding.precisions().detach().cpu().double())
     covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
@@ -48,10 +48,10 @@ def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
     convs = [m for m in model.modules() if isinstance(m, ConvAttention)]
     if convs:
         return None if any(m.content or len(m.kernel_size) != 2 for m in convs) else [gaussian(m) for m in convs]
-    encodings: List[Any] = [layer.encoding for layer in position_layers(model)]
-    if not encodings or not all(isinstance(encoding, QuadraticEncoding) for encoding in encodings):
+    encodings = position_encodings(model)
+    if not all(isinstance(encoding, QuadraticEncoding) for encoding in encodings):
         return None
-    return [gaussian(encoding) for encoding in encodings]
+    return [gaussian(encoding) for encoding in encodings] or None
 
 
 @torch.no_grad()
@@ -78,7 +78,6 @@ def position_blobs(model: nn.Module, grid: Tuple[int, int]) -> Optional[List[Blo
         Of quadratic encodings the Gaussians that they are; of learned ones mean and covariance of what the middle query
         gives to the pixels of the grid. None for nets whose heads look at content.
     """
-    layers: List[Any] = position_layers(model)
     return [
-        gaussian(layer.encoding) if isinstance(layer.encoding, QuadraticEncoding) else moments(layer.encoding, grid)
-        for layer in layers] or None
+        gaussian(encoding) if isinstance(encoding, QuadraticEncoding) else moments(encoding, grid)
+        for encoding in position_encodings(model)] or None

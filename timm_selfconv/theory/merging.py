@@ -10,6 +10,7 @@ from typing import List, Sequence, Tuple
 
 import torch
 import torch.nn as nn
+from timm.models._input import update_model_args
 
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.models import SelfAttentionNet
@@ -116,10 +117,10 @@ def merge_heads(
     if not len(images):
         raise ValueError(f'images={tuple(images.shape)}: needs at least one')
     merged, report = prune_heads(model, {}).eval(), []
-    for layer, (heads, keep) in enumerate(zip(numbers, num_heads)):
+    for layer, (attn, keep) in enumerate(zip(block_attentions(merged), num_heads)):
+        heads = attn.num_heads
         if keep == heads:
             continue
-        attn = block_attentions(merged)[layer]
         mean, covariance = gathered_moments(merged, attn, images)
         weight = attn.value.weight.detach().double()
         variance = float(((weight @ covariance) * weight).sum())
@@ -129,11 +130,11 @@ def merge_heads(
         dropped, values, loss = merge_values(covariance, weight.T.reshape(heads, attn.dim, -1), keep)
         report.append(HeadMerge(layer, tuple(dropped), (max(loss, 0.) / variance) ** 0.5))
 
-        merged = prune_heads(merged, {layer: dropped})
-        value = block_attentions(merged)[layer].value
-        means = mean.view(heads, -1)[[head for head in range(heads) if head not in dropped]].flatten()
+        kept = [head for head in range(heads) if head not in dropped]
+        attn.keep_heads(kept)
         merged_weight = values.flatten(0, 1).T
         with torch.no_grad():
-            value.weight.copy_(merged_weight)
-            value.bias.add_(weight @ mean - merged_weight @ means)
+            attn.value.weight.copy_(merged_weight)
+            attn.value.bias.add_(weight @ mean - merged_weight @ mean.view(heads, -1)[kept].flatten())
+    update_model_args(merged, num_heads=merged.num_heads)
     return merged.train(model.training), report

@@ -3,7 +3,6 @@ from typing import Any, Dict, List, Mapping, Sequence, cast
 
 import torch
 import torch.nn as nn
-
 from timm.models._input import update_model_args
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
