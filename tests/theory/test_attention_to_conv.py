@@ -8,10 +8,8 @@ from hypothesis import given, settings, strategies as st
 from timm.models import reparameterize_model
 
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.models import SelfAttentionNet
-from timm_selfconv.theory import attention_to_conv, head_kernels, reparameterizable
-from timm_selfconv.theory.conv_to_attention import conv_to_attention
-from tiny_nets import noise
+from timm_selfconv.theory import attention_to_conv, conv_to_attention, head_kernels, reparameterizable
+from tiny_nets import noise, random_net
 
 ENCODINGS = ['quadratic', 'quadratic_gen', 'learned']
 
@@ -144,11 +142,8 @@ def test_a_convolution_has_the_layer_s_dtype_and_computed_in_double(dtype):
      r'inputs of shape \[2, 4, 9, 9\].*\(batch, height, width, 4\)'),
     (make_layer('learned', grid_size=(8, 8)), dict(kernel_size=9, grid_size=(8, 8)),
      r'kernel_size=9: needs odd numbers up to \(7, 7\) on a grid of \(8, 8\)'),
-    (make_layer('learned'), dict(kernel_size=3, grid_size=(25, 25)), 'has 13 positions along an axis, but the encoding reaches 9'),
-    (make_layer(terms=('content',)), {}, 'looks at content'),
-    (make_layer('learned', terms=('content', 'position')), {}, 'looks at content'),
+    (make_layer('learned'), dict(kernel_size=3, grid_size=(25, 25)), 'has 13 positions .* but the encoding reaches 9'),
     (make_layer('learned', terms=('key_bias', 'position')), {}, 'looks at content'),
-    (make_layer(terms=('content_position',)), {}, 'looks at content'),
     (make_layer('sinusoid', terms=('content',)), {}, 'looks at content'),
     (torch.nn.Linear(4, 4), {}, 'attn=Linear: needs a SelfAttention2d'),
     (conv_to_attention(torch.nn.Conv2d(2, 2, 3)), dict(kernel_size=3, grid_size=None),
@@ -188,17 +183,10 @@ def test_attention_that_was_a_convolution_and_blurred_since():
     assert report.interior_error == pytest.approx(error.item()) and report.interior_error > 0.01
 
 
-def make_net(encoding='quadratic', **kwargs):
-    torch.manual_seed(0)
-    return SelfAttentionNet(
-        img_size=12, embed_dim=8, mlp_dim=8, depth=2, num_heads=3, encoding=encoding, **kwargs).eval()
-
-
 @pytest.mark.parametrize('encoding', ENCODINGS)
 @pytest.mark.parametrize('attn_proj', [True, False])
 def test_timm_reparameterizes_a_net(encoding, attn_proj):
-    net = make_net(encoding, attn_proj=attn_proj)
-    x = noise(2, 3, 12, 12, dtype=torch.float32)
+    net, x = random_net(encoding, attn_proj=attn_proj), noise(2, 3, 8, 8)
     marked = reparameterizable(net, kernel_size=3)
     torch.testing.assert_close(marked(x), net(x), rtol=0, atol=0)
     convs = reparameterize_model(marked)
@@ -206,28 +194,28 @@ def test_timm_reparameterizes_a_net(encoding, attn_proj):
     assert all(type(block.attn) is SelfAttention2d for block in net.blocks)
     fused = reparameterize_model(net)  # unmarked layers stay attention, their second Linear in their values
     assert all(type(block.attn) is SelfAttention2d for block in fused.blocks)
-    torch.testing.assert_close(fused(x), net(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fused(x), net(x))
 
     expected = net.embed(x)
     for block in net.blocks:
-        conv, report = attention_to_conv(block.attn, 3, grid_size=(6, 6))
+        conv, report = attention_to_conv(block.attn, 3, grid_size=(4, 4))
         assert report.kernel_size == (3, 3)
         expected = block.norm1(expected + channels_last(conv, expected))
         expected = block.norm2(expected + block.mlp(expected))
     torch.testing.assert_close(convs.forward_features(x), expected)
-    layer, y = convs.blocks[0].attn, noise(2, 6, 6, 8, dtype=torch.float32)
+    layer, y = convs.blocks[0].attn, noise(2, 4, 4, 8)
     torch.testing.assert_close(torch.jit.script(layer)(y), layer(y))
     convs.train()(x).sum().backward()
     assert all(p.grad is not None for p in convs.parameters())
 
 
 def test_hierarchical_nets_share_one_convolution():
-    net = make_net(hierarchical=True)
+    net = random_net(hierarchical=True)
     convs = reparameterize_model(reparameterizable(net, 5))
     conv, _ = attention_to_conv(net.blocks[0].attn, 5)
     torch.testing.assert_close(convs.blocks[0].attn.conv.weight, conv.weight)
     assert convs.depth == 2 and len(convs.blocks) == 1
-    assert convs(noise(2, 3, 12, 12, dtype=torch.float32)).shape == (2, 10)
+    assert convs(noise(2, 3, 8, 8)).shape == (2, 10)
 
 
 def test_the_grid_follows_the_image_size():
@@ -240,6 +228,6 @@ def test_the_grid_follows_the_image_size():
 
 def test_nets_without_position_only_layers_are_refused():
     with pytest.raises(ValueError, match='model: all layers look at content'):
-        reparameterizable(make_net('learned', terms=('content', 'position')))
+        reparameterizable(random_net('learned', ('content', 'position')))
     with pytest.raises(ValueError, match='model=ResNetCifar: needs a SelfAttentionNet'):
         reparameterizable(timm.create_model('resnet18_cifar', device='meta'))
