@@ -205,15 +205,6 @@ def test_no_more_than_a_few_outputs_are_held_at_a_time(in_channels, out_channels
     assert largest.numel <= max(4 * max(in_channels, out_channels) * (side + 6) ** 2, 2 ** 21) < side ** 4 / 10
 
 
-def test_it_is_a_module_like_any_other():
-    conv = make_conv(2, 4, 6, 3, torch.float32, stride=2, padding=1, groups=2, bias=False).eval()
-    attention, x = conv_to_attention(conv), noise(2, 4, 7, 7, dtype=torch.float32)
-    assert not attention.training and conv_to_attention(conv.train()).training
-    other = conv_to_attention(make_conv(2, 4, 6, 3, torch.float32, 1, stride=2, padding=1, groups=2, bias=False))
-    other.load_state_dict(attention.state_dict())
-    assert torch.equal(other(x), attention(x)) and attention(x).is_contiguous()
-
-
 def test_meta_convolutions_become_meta_attention():
     attention = conv_to_attention(nn.Conv2d(3, 4, 3, device='meta', dtype=torch.bfloat16))
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in attention.parameters())

@@ -8,13 +8,6 @@ from timm_selfconv import attention_maps
 from timm_selfconv.theory import encoding_blobs, position_blobs
 
 
-@pytest.mark.parametrize('kwargs', [
-    dict(encoding='learned'), dict(encoding='quadratic', terms=('content', 'position')),
-    dict(encoding='absolute', terms=('content',))])
-def test_other_nets_have_no_gaussians_of_their_own(kwargs):
-    assert encoding_blobs(timm.create_model('sa_quadratic_cifar', **SMALL, **kwargs)) is None
-
-
 @pytest.mark.parametrize('grid', [(16, 16), (12, 16)])
 def test_moments_of_learned_heads_are_those_of_the_middle_query_s_map(grid):
     """Mean and covariance of the explicit map, off-diagonal entry included: it is 0, as scores are separable."""
@@ -24,6 +17,7 @@ def test_moments_of_learned_heads_are_those_of_the_middle_query_s_map(grid):
         torch.nn.init.normal_(block.attn.encoding.row_keys)
         torch.nn.init.normal_(block.attn.encoding.col_keys)
     blobs = position_blobs(net, grid)
+    assert encoding_blobs(net) is None
     maps = attention_maps(net, torch.zeros(1, 3, 2 * grid[0], 2 * grid[1], dtype=torch.double))
     offsets = torch.stack(torch.meshgrid(*(torch.arange(n) - n // 2 for n in grid), indexing='ij'), -1).double()
     for layer, layer_maps in zip(blobs, maps, strict=True):
@@ -42,7 +36,10 @@ def test_quadratic_heads_are_their_gaussians_on_any_grid():
         torch.testing.assert_close(layer.covariances, wanted.covariances, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize('name', ['sa_learned_content_cifar', 'resnet_tiny_cifar', 'san_pairwise_cifar'])
-def test_heads_that_follow_the_image_have_no_place(name):
-    small = SMALL if name.startswith('sa_') else {}
-    assert position_blobs(timm.create_model(name, **small), (16, 16)) is None
+@pytest.mark.parametrize('name,kwargs', [
+    ('sa_learned_content_cifar', {}), ('sa_quadratic_cifar', dict(terms=('content', 'position'))),
+    ('sa_quadratic_cifar', dict(encoding='absolute', terms=('content',))), ('resnet_tiny_cifar', {}),
+    ('san_pairwise_cifar', {})])
+def test_heads_that_follow_the_image_have_no_place(name, kwargs, small_net):
+    net = small_net(name, **kwargs)
+    assert position_blobs(net, (16, 16)) is None and encoding_blobs(net) is None

@@ -26,6 +26,13 @@ def test_two_dimensions_are_every_shift_of_a_kernel():
     assert conv_residual(maps, 3).shared < 1e-15
 
 
+def layer_of_taps(encoding, grid_size, alpha):
+    attn = SelfAttention2d(4, 9, encoding=encoding, grid_size=grid_size, dtype=torch.double).requires_grad_(False)
+    attn.encoding.centers.copy_(tap_offsets(3))
+    attn.encoding.spreads.fill_((2 * alpha) ** 0.5)
+    return attn
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.floats(0.05, 20.), st.integers(3, 6), st.integers(3, 7))
 def test_what_other_keys_get(alpha, height, width):
@@ -33,28 +40,17 @@ def test_what_other_keys_get(alpha, height, width):
     on_tap = interior(taps[range(9), range(9)], 3)
     bound = 2 * sum(math.exp(-alpha * n * n) for n in range(1, 60))
     assert (1 - on_tap <= bound + 1e-15).all()
-    attn = SelfAttention2d(4, num_heads=9, dtype=torch.double)  # three dimensions
-    with torch.no_grad():
-        attn.encoding.centers.copy_(tap_offsets(3))
-        attn.encoding.spreads.fill_((2 * alpha) ** 0.5)
-        three = attn.attention_probs(torch.zeros(1, height, width, 4, dtype=torch.double))[0]
+    attn = layer_of_taps('quadratic', (height, width), alpha)  # three dimensions
+    three = attn.attention_probs(torch.zeros(1, height, width, 4, dtype=torch.double))[0]
     worst = [float((1 - interior(m[range(9), range(9)], 3)).max()) for m in (taps, at_taps(three, 3))]
     assert alpha < 1 or worst[0] <= worst[1] + 1e-15
-
-
-def line_layer(grid_size, centers, alpha):
-    attn = SelfAttention2d(4, len(centers), encoding='line', grid_size=grid_size, dtype=torch.double).eval()
-    with torch.no_grad():
-        attn.encoding.centers.copy_(centers)
-        attn.encoding.spreads.fill_((2 * alpha) ** 0.5)
-    return attn
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.floats(0.05, 20.), st.integers(3, 5), st.integers(3, 6), st.integers(0, 3))
 def test_a_layer_of_two_dimensions(alpha, height, width, more):
     """Its maps are the encoding's, on grids that it was made for, on narrower ones, and after a change of size."""
-    attn = line_layer((height, width), tap_offsets(3), alpha)
+    attn = layer_of_taps('line', (height, width), alpha)
     x = torch.randn(1, height, width, 4, dtype=torch.double)
     expected = line_maps(tap_offsets(3), height, width, alpha)
     torch.testing.assert_close(attn.attention_probs(x)[0], expected)

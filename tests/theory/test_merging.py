@@ -6,17 +6,10 @@ from timm.models import save_for_hf
 
 from timm_selfconv.theory import include, merge_heads, prune_heads
 from timm_selfconv.theory.merging import merge_values
-from tiny_nets import random_net
+from tiny_nets import noise, random_net
 
 SMALL = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2)
-
-
-def make_net(num_heads=4, **kwargs):
-    return random_net(num_heads=num_heads, std=0.5, **kwargs)
-
-
-def images(count=64, size=8):
-    return torch.randn(count, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+IMAGES = noise(64, 3, 8, 8)
 
 
 def gathered(net, layer, x):
@@ -66,8 +59,8 @@ def test_heads_go_as_least_squares_would_have_them_go(heads, dim, out, seed, dat
     ('quadratic', ('position',)), ('quadratic_gen', ('position',)), ('learned', ('position',)),
     ('learned', ('content', 'content_position')), ('quadratic', ('position', 'key_bias')), ('sinusoid', ('content',))])
 def test_values_and_bias_are_those_of_a_regression(encoding, terms):
-    net = make_net(encoding=encoding, terms=terms)
-    x = images(16)
+    net = random_net(encoding=encoding, terms=terms)
+    x = IMAGES[:16]
     merged, (report,) = merge_heads(net, (2, 4), x)
     kept = [head for head in range(4) if head not in report.dropped]
     before, after = net.blocks[0].attn, merged.blocks[0].attn
@@ -84,14 +77,14 @@ def test_values_and_bias_are_those_of_a_regression(encoding, terms):
 
 
 def test_a_head_that_stands_twice_costs_nothing():
-    net = make_net(encoding='quadratic', num_heads=(4, 3))
+    net = random_net(encoding='quadratic', num_heads=(4, 3))
     with torch.no_grad():
         for parameter in (net.blocks[0].attn.encoding.centers, net.blocks[0].attn.encoding.spreads):
             parameter[2] = parameter[0]
-    merged, report = merge_heads(net, (3, 3), images())
+    merged, report = merge_heads(net, (3, 3), IMAGES)
     assert [(merge.layer, merge.dropped) for merge in report] in ([(0, (0,))], [(0, (2,))])
     assert report[0].error < 1e-3
-    x = images(4)
+    x = IMAGES[:4]
     torch.testing.assert_close(merged(x), net(x), rtol=1e-3, atol=1e-3)
     plain = prune_heads(net, {0: report[0].dropped})
     assert (merged(x) - net(x)).norm() < 0.01 * (plain(x) - net(x)).norm()
@@ -99,7 +92,7 @@ def test_a_head_that_stands_twice_costs_nothing():
 
 def test_later_layers_see_what_earlier_ones_have_become():
     """Layer by layer, or all at once: the same net."""
-    net, x = make_net(encoding='quadratic_gen', num_heads=(4, 4)), images()
+    net, x = random_net(encoding='quadratic_gen', num_heads=(4, 4)), IMAGES
     at_once, both = merge_heads(net, (2, 3), x)
     first, one = merge_heads(net, (2, 4), x)
     second, two = merge_heads(first, (2, 3), x)
@@ -108,8 +101,8 @@ def test_later_layers_see_what_earlier_ones_have_become():
 
 
 def test_hierarchical_nets_lose_heads_in_every_pass():
-    net = make_net(encoding='learned', hierarchical=True, qk_bias=False, attn_proj=False, depth=3)
-    merged, (report,) = merge_heads(net, (2,), images())
+    net = random_net(encoding='learned', hierarchical=True, qk_bias=False, attn_proj=False, depth=3)
+    merged, (report,) = merge_heads(net, (2,), IMAGES)
     assert merged.num_heads == (2,) and merged.depth == 3 and len(report.dropped) == 2
     kept = [head for head in range(4) if head not in report.dropped]
     assert torch.equal(merged.blocks[0].attn.encoding.row_keys, net.blocks[0].attn.encoding.row_keys[kept])
@@ -118,7 +111,7 @@ def test_hierarchical_nets_lose_heads_in_every_pass():
 def test_nothing_else_changes_and_timm_saves_it(tmp_path):
     net = timm.create_model('sa_quadratic_cifar', **SMALL, num_heads=4, num_classes=3).train()
     state = {name: value.clone() for name, value in net.state_dict().items()}
-    x = images().float()
+    x = IMAGES.float()
     merged, _ = merge_heads(net, (3, 4), x)
     assert merged.training and net.training and net.num_heads == (4, 4)
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in state.items())
@@ -136,12 +129,12 @@ def test_nothing_else_changes_and_timm_saves_it(tmp_path):
 
 
 @pytest.mark.parametrize('num_heads,x,match', [
-    ((2,), images(2), r'num_heads=\(2,\): needs one number for each layer, from 1 to \(4, 4\)'),
-    ((0, 4), images(2), 'num_heads='),
-    (3, images(2), 'num_heads=3: needs one number for each layer'),
-    ((4, 5), images(2), 'num_heads='),
-    ((2, 2), images(0), r'images=\(0, 3, 8, 8\): needs at least one'),
-    ((2, 2), images(2) * float('nan'), 'images: layer 0 sees the same at all of their pixels, or no numbers')])
+    ((2,), IMAGES[:2], r'num_heads=\(2,\): needs one number for each layer, from 1 to \(4, 4\)'),
+    ((0, 4), IMAGES[:2], 'num_heads='),
+    (3, IMAGES[:2], 'num_heads=3: needs one number for each layer'),
+    ((4, 5), IMAGES[:2], 'num_heads='),
+    ((2, 2), IMAGES[:0], r'images=\(0, 3, 8, 8\): needs at least one'),
+    ((2, 2), IMAGES[:2] * float('nan'), 'images: layer 0 sees the same at all of their pixels, or no numbers')])
 def test_what_does_not_fit_is_named(num_heads, x, match):
     with pytest.raises(ValueError, match=match):
-        merge_heads(make_net(), num_heads, x)
+        merge_heads(random_net(), num_heads, x)

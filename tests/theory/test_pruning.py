@@ -10,35 +10,29 @@ from timm_selfconv.weights.saving import save_folder
 from tiny_nets import EVERY_KIND, noise, random_net
 
 
-@pytest.mark.parametrize('encoding,terms', EVERY_KIND, ids=lambda v: v if isinstance(v, str) else '+'.join(v))
-def test_a_pruned_net_is_the_full_net_with_values_at_zero(encoding, terms):
-    net = random_net(encoding, terms)
+HIERARCHICAL = dict(hierarchical=True, qk_bias=False, attn_proj=False, depth=3)
+
+
+@pytest.mark.parametrize('kwargs,dropped,left', [
+    *((dict(encoding=encoding, terms=terms), {0: [2], 1: [3, 0]}, (3, 2)) for encoding, terms in EVERY_KIND),
+    *((dict(encoding='learned', terms=terms, **HIERARCHICAL), {0: [0, 2]}, (2,))
+      for terms in (('position',), ('content', 'content_position')))])
+def test_a_pruned_net_is_the_full_net_with_values_at_zero(kwargs, dropped, left):
+    net = random_net(**kwargs)
     state = {name: value.clone() for name, value in net.state_dict().items()}
-    dropped = {0: [2], 1: [3, 0]}
     pruned = prune_heads(net, dropped)
-    assert net.num_heads == (4, 4) and pruned.num_heads == (3, 2)
-    assert all(torch.equal(value, net.state_dict()[name]) for name, value in state.items())
-    made_so = random_net(encoding, terms, num_heads=(3, 2))
+    assert pruned.num_heads == left and pruned.depth == net.depth
+    torch.testing.assert_close(dict(net.state_dict()), state, rtol=0, atol=0)
+    made_so = random_net(num_heads=left, **kwargs)
     assert [p.shape for p in pruned.parameters()] == [p.shape for p in made_so.parameters()]
 
     with torch.no_grad():
         for layer, heads in dropped.items():
-            for head in heads:
-                net.blocks[layer].attn.value.weight[:, 8 * head:8 * (head + 1)] = 0.
+            net.blocks[layer].attn.value.weight.view(8, 4, 8)[:, heads] = 0.
         for fused in (True, False):
             for block in [*net.blocks, *pruned.blocks]:
                 block.attn.fused_attn = fused
             torch.testing.assert_close(pruned(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('terms', [('position',), ('content', 'content_position')])
-def test_hierarchical_nets_lose_heads_in_every_pass(terms):
-    net = random_net('learned', terms, hierarchical=True, qk_bias=False, attn_proj=False, depth=3)
-    pruned = prune_heads(net, {0: [0, 2]})
-    assert pruned.num_heads == (2,) and pruned.depth == 3
-    with torch.no_grad():
-        net.blocks[0].attn.value.weight.view(8, 4, 8)[:, [0, 2]] = 0.
-    torch.testing.assert_close(pruned(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)), rtol=1e-12, atol=1e-12)
 
 
 def test_the_paper_s_pruned_net_to_the_digit():

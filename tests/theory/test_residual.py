@@ -75,13 +75,6 @@ def test_residuals_are_those_of_least_squares(heads, kernel_size):
     assert result.shared == pytest.approx(shared, abs=1e-12)
 
 
-@pytest.mark.parametrize('kernel_size', KERNELS)
-def test_lemma_1_one_head_a_tap(kernel_size):
-    result = conv_residual(shift_maps(taps(kernel_size)), kernel_size)
-    assert result.per_query.max() < 1e-14  # at the border too: a query may pick heads of its own
-    assert result.layer < 1e-14 and result.shared < 1e-14
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2 ** 20), st.sampled_from([2, 3, (1, 3)]), st.integers(0, 2))
 def test_lemma_3_no_head_needs_to_be_a_tap(seed, kernel_size, extra):
@@ -129,14 +122,12 @@ def test_heads_that_differ_by_rounding_are_one_head(dtype):
     assert result.shared == pytest.approx(1 - 1 / 42, abs=1e-5)
 
 
-@pytest.mark.parametrize('kernel_size', [3, 2, (1, 3)])
+@pytest.mark.parametrize('kernel_size', KERNELS)
 def test_theorem_1_a_converted_convolution_expresses_every_other(kernel_size):
     """Its queries see zeros around the image, here left out: so it is a convolution at the border as well."""
     conv = conv_to_attention(nn.Conv2d(2, 2, kernel_size, padding='same').double())
-    with torch.no_grad():
-        maps = conv.attention_probs((6, 7))
     rows, cols = tap_offsets(kernel_size).amin(0).neg().tolist()
-    maps = maps[..., rows:rows + 6, cols:cols + 7]
+    maps = conv.attention_probs((6, 7))[..., rows:rows + 6, cols:cols + 7].detach()
     result = conv_residual(maps, kernel_size)
     assert result.per_query.max() < 1e-14 and result.shared < 1e-14
     assert conv_residual(maps, 5).layer == pytest.approx(1 - len(taps(kernel_size)) / 25, abs=1e-14)
