@@ -179,6 +179,8 @@ def test_attention_that_was_a_convolution_and_blurred_since():
             expected[:, :, tap + 1] += gaussian(tap) / total * attn.value_weight[head].detach()
         assert report.mass[head] == pytest.approx(total / sum(gaussian(offset) for offset in range(-9, 10)))
     torch.testing.assert_close(conv.weight.detach(), expected)
+    wide = conv_to_attention(torch.nn.Conv1d(2, 3, 7, padding=3), alpha=0.1)
+    assert max(attention_to_conv(wide, inputs=noise(1, 2, 1))[1].mass) <= 1  # taps beyond the image are offsets too
     error = (conv(x) - attn(x)).norm() / (attn(x) - attn.bias[:, None]).norm()
     assert report.interior_error == pytest.approx(error.item()) and report.interior_error > 0.01
 

@@ -82,14 +82,13 @@ def test_the_net_is_left_alone_and_everything_else_kept():
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1, bias=False), nn.Dropout(0.5))
     model[1].eval()
-    model[3].requires_grad_(False)
-    model[4].eval()
+    model[3].requires_grad_(False).eval()
     before = copy.deepcopy(model)
     attention, _ = convs_to_attention(model, alpha=32., input_size=(3, 6, 6))
     assert len(convolutions(model)) == 2 and model[0].training
     assert all(torch.equal(a, b) for a, b in zip(before.state_dict().values(), model.state_dict().values()))
     assert [type(m) for m in attention] == [ConvAttention, nn.BatchNorm2d, nn.ReLU, ConvAttention, nn.Dropout]
-    assert [m.training for m in attention] == [m.training for m in model] == [True, False, True, True, False]
+    assert [m.training for m in attention] == [m.training for m in model] == [True, False, True, False, True]
     assert [p.requires_grad for p in attention[3].parameters()] == [False] * 3
     assert attention[0].spreads.tolist() == [8.] * 9
     assert torch.equal(attention[1].running_mean, model[1].running_mean)

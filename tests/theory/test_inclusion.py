@@ -80,6 +80,15 @@ def test_rungs_that_are_missing_are_named():
     with pytest.raises(ValueError, match=r'model=sa_learned_tiny_cifar \(learned: position; heads 9\) is not '
                                          r'in target=sa_quadratic_gen_cifar .*no rung leads.*-> learned'):
         include(net, 'sa_quadratic_gen_cifar')
+    with pytest.raises(ValueError, match='no rung leads there: a full precision couples rows and columns'):
+        include(make_net('quadratic_gen'), make_net('learned'))
+
+
+def test_biases_that_a_net_lacks_are_zero():
+    net, biased = (make_net('learned', CONTENT, qk_bias=bias) for bias in (False, True))
+    assert_same_function(include(net, biased), net, noise(2, 3, 8, 8))
+    with pytest.raises(ValueError, match=r'it has no key\.bias'):
+        include(biased, net)
 
 
 @pytest.mark.parametrize('size', [(8, 8), (12, 20), (4, 32)])
