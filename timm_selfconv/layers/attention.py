@@ -1,5 +1,5 @@
 """Multi-head self-attention over a pixel grid: scores to probabilities to values, by the fastest path."""
-from typing import Any, Final, Optional, Sequence, Tuple, cast
+from typing import Any, Final, List, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.nn as nn
@@ -11,7 +11,7 @@ from .adapters import plain_copy
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .encodings.windows import gaussian_windows
 from .kernels import key_attention, map_attention, separable_attention
-from .kernels.kernel import TINY, at_least_float32, autocast_dtype, computed_by, counted, hooked, needs_plain_ops
+from .kernels.kernel import TINY, computed_by, counted, hooked, kernel_dtype
 from .kernels.positions import gather_by_factors, gather_by_maps
 from .parameters import check_sizes, select_parameter
 
@@ -24,7 +24,6 @@ ENCODINGS = (*RELATIVE, 'line', *ABSOLUTE)
 # bytes of scores of all heads that are held at once, where nothing asks for whole maps
 CPU_MAP_BYTES = 2 ** 27
 DEVICE_MAP_BYTES = 2 ** 28
-torch.fx.wrap('at_least_float32')  # fx looks for what it must not enter only where a forward is defined
 
 
 def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
@@ -57,8 +56,9 @@ def check_input(x: torch.Tensor, dim: int, weight: Optional[torch.Tensor]) -> to
     if x.dim() != 4 or x.shape[3] != dim or x.shape[1] == 0 or x.shape[2] == 0:
         raise ValueError(f'x of shape {list(x.shape)}: needs shape (B, H, W, {dim}), H and W of at least 1')
     if not torch.jit.is_scripting():  # it knows no autocast of a device
-        if weight is not None and x.dtype != weight.dtype and (
-                not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight)):
+        if weight is not None and x.dtype != weight.dtype and not (
+                x.is_floating_point() and torch.float64 not in (x.dtype, weight.dtype)
+                and torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)):
             raise TypeError(f"x of dtype {x.dtype}: needs the layer's, {weight.dtype}")
     return x
 
@@ -75,17 +75,31 @@ def axis_probs(scores: torch.Tensor) -> torch.Tensor:
 
 @torch.fx.wrap
 @register_notrace_function
-def dense_scores(rows: torch.Tensor, cols: torch.Tensor, cross: Optional[torch.Tensor]) -> torch.Tensor:
-    """Scores of every query for every key from what the two axes give; see :meth:`SelfAttention2d.score_parts`.
+def dense_scores(
+        query: Optional[torch.Tensor],
+        key: Optional[torch.Tensor],
+        rows: Optional[torch.Tensor],
+        cols: Optional[torch.Tensor],
+        cross: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """Scores A of equation (8) up to a constant per query, from their parts; see :meth:`SelfAttention2d.score_parts`.
 
     Returns:
-        Scores up to a constant per query, the largest of which is 0, shape (B, heads, Q W, H W).
+        At least float32, shape (B or 1, heads, Q W, H W), query before key; without content the largest is 0.
     """
-    scores = rows[..., :, None] + cols[..., None, :]
-    if cross is not None:
-        scores = scores + cross
-        scores = scores - scores.detach().amax((-2, -1), keepdim=True)
-    return scores.flatten(4).flatten(2, 3)
+    scores: Optional[torch.Tensor] = None
+    if rows is not None and cols is not None:
+        scores = rows[..., :, None] + cols[..., None, :]
+        if cross is not None:
+            scores = scores + cross
+            scores = scores - scores.detach().amax((-2, -1), keepdim=True)
+        scores = scores.flatten(4).flatten(2, 3)
+    if query is not None and key is not None:
+        content = query.flatten(2, 3) @ key.transpose(-2, -1)
+        content = content.to(torch.promote_types(content.dtype, torch.float32))
+        scores = content if scores is None else content + scores
+    assert scores is not None
+    return scores
 
 
 class HeadValues(nn.Module):
@@ -310,26 +324,6 @@ class SelfAttention2d(nn.Module):
                 query = key_bias.expand(x.shape[0], -1, x.shape[1], width, -1)
         return query, key, rows, cols, cross
 
-    def scores(
-            self,
-            x: torch.Tensor,
-            key: Optional[torch.Tensor] = None,
-            queries: Optional[torch.Tensor] = None,
-    ) -> torch.Tensor:
-        """Scores A of equation (8) up to a constant per query: shape (B or 1, heads, Q W, H W), query before key.
-
-        Arguments are those of :meth:`score_parts`.
-        """
-        query, key, rows, cols, cross = self.score_parts(x, key, queries)
-        bias: Optional[torch.Tensor] = None
-        if rows is not None and cols is not None:
-            bias = dense_scores(rows, cols, cross)
-        if query is not None and key is not None:
-            content = at_least_float32(query.flatten(2, 3) @ key.transpose(-2, -1))
-            return content if bias is None else content + bias
-        assert bias is not None
-        return bias
-
     def attention_probs(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attention probabilities for an input, whatever path the forward takes.
 
@@ -342,7 +336,8 @@ class SelfAttention2d(nn.Module):
             that does not look at content is expanded over the batch, not copied.
         """
         batch, height, width, _ = x.shape
-        probs = self.scores(x, key).softmax(dim=-1)
+        query, key, rows, cols, cross = self.score_parts(x, key)
+        probs = dense_scores(query, key, rows, cols, cross).softmax(dim=-1)
         probs = probs.view(probs.shape[0], self.num_heads, height, width, height, width)
         return probs.expand(batch, -1, -1, -1, -1, -1)
 
@@ -363,7 +358,8 @@ class SelfAttention2d(nn.Module):
             queries: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Attend by an explicit map, for these rows of queries or all: shape (B, Q, W, dim)."""
-        attn = self.scores(x, key, queries)
+        query, key, rows, cols, cross = self.score_parts(x, key, queries)
+        attn = dense_scores(query, key, rows, cols, cross)
         attn = attn.softmax(dim=-1)
         attn = self.attn_drop(attn)
         if self.terms == ('position',):
@@ -401,11 +397,12 @@ class SelfAttention2d(nn.Module):
     @torch.jit.unused
     def _by_rows(self, x: torch.Tensor, key: Optional[torch.Tensor], drops: bool) -> torch.Tensor:
         """Attend for as many rows of queries at once as there is memory for their scores."""
+        dtype = kernel_dtype(x)
         coupled = self.relative and getattr(self.encoding, 'full', False)
         # keys have no probabilities to drop on a CPU, nor in plain operators
-        dropped = drops and (needs_plain_ops(x, False) or x.device.type == 'cpu')
+        dropped = drops and (dtype is None or x.device.type == 'cpu')
         attend: Any = self._by_map if self.key is None or coupled or dropped else self._by_keys
-        if needs_plain_ops(x):
+        if dtype is None or torch.compiler.is_compiling():
             return attend(x, key)
         _, height, width, _ = x.shape
         maps = self.num_heads * (1 if self.terms == ('position',) else len(x))
@@ -417,8 +414,10 @@ class SelfAttention2d(nn.Module):
             attend = self._by_windows  # they rest on numbers: read back from a device they cost more than they save
         if self.key is not None and key is None:
             key = self.keys(x)
-        return torch.cat([
-            attend(x, key, queries) for queries in torch.arange(height, device=x.device).split(max(1, fit))], dim=1)
+        out: List[torch.Tensor] = []
+        for queries in torch.arange(height, device=x.device).split(max(1, fit)):
+            out.append(attend(x, key, queries))
+        return torch.cat(out, dim=1)
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim).

@@ -67,7 +67,8 @@ def term_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tenso
 
     From x, shape (B, H, W, dim), come maps of shape (3, B, heads, H W, H W).
     """
-    scores, bias = layer.scores(x, key), dense_scores(*layer.score_parts(x, key)[2:])
+    parts = layer.score_parts(x, key)
+    scores, bias = dense_scores(*parts), dense_scores(None, None, *parts[2:])
     return torch.stack([scores, bias.expand_as(scores), scores - bias]).softmax(-1)
 
 

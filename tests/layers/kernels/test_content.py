@@ -101,7 +101,7 @@ def layer(side, dim=64, **kwargs):
 def test_what_a_step_keeps_is_linear_in_the_pixels(dtype, fused, monkeypatch):
     """Scores of rows and columns are a few more; one tensor of all scores would make it 5.6 times as much."""
     if fused:
-        monkeypatch.setattr(content, 'by_keys', lambda held, *inputs: content.fused_attention(*inputs))
+        monkeypatch.setattr(content, 'by_keys', lambda shape, nbytes, *inputs: content.fused_attention(*inputs))
     kept = []
     for side in (16, 32):
         x = torch.randn(1, side, side, 256, requires_grad=True)

@@ -6,7 +6,7 @@ from held import held_at_once, in_groups
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention
 from timm_selfconv.layers.kernels import positions
-from timm_selfconv.layers.kernels.positions import map_attention, side_by_side
+from timm_selfconv.layers.kernels.positions import attend_to_maps, map_attention
 
 
 def inputs(heads=3, queries=4, batch=3, height=2, width=3, channels=5, out_channels=2, seed=0):
@@ -91,8 +91,9 @@ def test_maps_and_factors_agree(width, monkeypatch):
 def test_no_probability_is_denormal():
     probs = torch.tensor([[[0.5, 1e-29, 1e-31, 1e-40, 0.]]])
     for dtype in (torch.float32, torch.float64):
-        x = torch.ones(1, 1, 5, 1, dtype=dtype)
-        assert side_by_side(probs, x).tolist() == [[[0.5, probs[0, 0, 1].item(), 0., 0., 0.]]]
+        one_hot = torch.eye(5, dtype=dtype)
+        out = attend_to_maps(one_hot.view(1, 1, 5, 5), probs, one_hot[:, None])
+        assert out.tolist() == [[[0.5, probs[0, 0, 1].item(), 0., 0., 0.]]]
 
 
 @pytest.mark.parametrize('hook', ['values', 'dropout', 'none'])

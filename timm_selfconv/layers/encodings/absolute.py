@@ -6,14 +6,12 @@ import torch.nn as nn
 
 from timm.layers import register_notrace_module, resample_abs_pos_embed_nhwc, trunc_normal_
 
-from ..kernels.kernel import at_least_float32
-
 __all__ = ['AbsoluteEncoding']
 
 
 def sinusoids(size: int, dim: int, like: torch.Tensor) -> torch.Tensor:
     """Sinusoids of Vaswani et al. (2017) along one axis: sines, then cosines; shape (size, dim), at least float32."""
-    dtype = at_least_float32(like).dtype
+    dtype = torch.promote_types(like.dtype, torch.float32)
     bands = torch.arange(dim // 2, device=like.device, dtype=dtype) / (dim // 2)
     angles = torch.arange(size, device=like.device, dtype=dtype)[:, None] / torch.pow(10000., bands)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)

@@ -13,15 +13,6 @@ from ..parameters import select_parameter
 __all__ = ['LearnedEncoding', 'relative_table', 'resample_table']
 
 
-def check_reach(table: torch.Tensor, size: int) -> None:
-    """Raise a ValueError if an axis has more positions than an offset table, shape (2 reach - 1, ...), reaches."""
-    reach = (table.shape[0] + 1) // 2
-    if size > reach:
-        raise ValueError(
-            f'the input has {size} positions along an axis, but the encoding reaches {reach}: '
-            'create the model with a larger img_size or call set_input_size(img_size=...)')
-
-
 def relative_table(table: torch.Tensor, size: int, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
     """The row of an offset table for every query and key of one axis.
 
@@ -36,9 +27,13 @@ def relative_table(table: torch.Tensor, size: int, queries: Optional[torch.Tenso
     Raises:
         ValueError: If the axis has more positions than the table reaches.
     """
-    check_reach(table, size)
+    reach = (table.shape[0] + 1) // 2
+    if size > reach:
+        raise ValueError(
+            f'the input has {size} positions along an axis, but the encoding reaches {reach}: '
+            'create the model with a larger img_size or call set_input_size(img_size=...)')
     positions = torch.arange(size, device=table.device)
-    return table[positions[None, :] - (positions if queries is None else queries)[:, None] + table.shape[0] // 2]
+    return table[positions[None, :] - (positions if queries is None else queries)[:, None] + reach - 1]
 
 
 def resample_table(table: torch.Tensor, reach: int) -> torch.Tensor:
@@ -137,9 +132,8 @@ class LearnedEncoding(nn.Module):
         """
         tables = []
         for table, keys, size in ((self.row_table, self.row_keys, height), (self.col_table, self.col_keys, width)):
-            check_reach(table, size)
-            reach = (table.shape[0] + 1) // 2
-            tables.append(keys.cpu().double() @ table[reach - size:reach + size - 1].cpu().double().T)
+            from_last, from_first = relative_table(table.cpu().double(), size, torch.tensor([size - 1, 0]))
+            tables.append(keys.cpu().double() @ torch.cat([from_last, from_first[1:]]).T)
         return tables[0], tables[1], tables[0].new_zeros(len(tables[0]))
 
     def forward(
@@ -150,21 +144,22 @@ class LearnedEncoding(nn.Module):
             queries: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
         """Scores of the terms that know positions, split by axis; see :meth:`QuadraticEncoding.forward`."""
+        dtype = torch.promote_types(self.row_table.dtype, torch.float32)
         rows: Optional[torch.Tensor] = None
         cols: Optional[torch.Tensor] = None
         if self.position:
             # sums of products: autocast would run a matrix product in half precision
-            row_scores = (at_least_float32(self.row_table)[:, None] * at_least_float32(self.row_keys)).sum(-1)
-            col_scores = (at_least_float32(self.col_table)[:, None] * at_least_float32(self.col_keys)).sum(-1)
+            row_scores = (self.row_table.to(dtype)[:, None] * self.row_keys).sum(-1)
+            col_scores = (self.col_table.to(dtype)[:, None] * self.col_keys).sum(-1)
             rows = relative_table(row_scores, height, queries).permute(2, 0, 1)[None, :, :, None]
             cols = relative_table(col_scores, width).permute(2, 0, 1)[None, :, None]
         if self.content_position:
             assert query is not None
             half = query.shape[-1] // 2
             row_table = relative_table(self.row_table, height, queries)
-            of_rows = at_least_float32(torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table))
+            of_rows = torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table).to(dtype)
             col_table = relative_table(self.col_table, width)
-            of_cols = at_least_float32(torch.einsum('bhijd,jld->bhijl', query[..., half:], col_table))
+            of_cols = torch.einsum('bhijd,jld->bhijl', query[..., half:], col_table).to(dtype)
             rows = of_rows if rows is None else rows + of_rows
             cols = of_cols if cols is None else cols + of_cols
         assert rows is not None and cols is not None

@@ -7,7 +7,6 @@ import torch.nn as nn
 
 from timm.layers import register_notrace_module, trunc_normal_
 
-from ..kernels.kernel import at_least_float32
 from ..parameters import select_parameter
 
 __all__ = ['QuadraticEncoding', 'around_nearest', 'axis_offsets', 'gaussian_axis_scores']
@@ -24,7 +23,7 @@ def axis_offsets(size: int, like: torch.Tensor, queries: Optional[torch.Tensor] 
     Returns:
         Offsets in pixels, shape (queries, size), query before key.
     """
-    positions = torch.arange(size, device=like.device, dtype=at_least_float32(like).dtype)
+    positions = torch.arange(size, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
     if queries is None:
         queries = positions
     return positions[None, :] - queries[:, None]
@@ -52,7 +51,7 @@ def gaussian_axis_scores(
         Scores, shape (heads, queries, size), query before key.
     """
     to_nearest, from_center = around_nearest(centers, size, queries)
-    precision = at_least_float32(precision).clamp(max=1e30)[:, None, None]
+    precision = precision.to(to_nearest.dtype).clamp(max=1e30)[:, None, None]
     return -0.5 * precision * to_nearest * (to_nearest + 2 * from_center)
 
 
@@ -67,8 +66,8 @@ def around_nearest(
     shape (heads, queries, size), and that one behind the centre, (heads, queries, 1). Their sum is how far the key lies
     behind the centre. Centres are held to +-1e30, as precisions are: its double, and its product with 0, are numbers.
     """
-    centers = at_least_float32(centers).clamp(-1e30, 1e30)[:, None, None]
-    keys = torch.arange(size, device=centers.device, dtype=centers.dtype)
+    keys = torch.arange(size, device=centers.device, dtype=torch.promote_types(centers.dtype, torch.float32))
+    centers = centers.to(keys.dtype).clamp(-1e30, 1e30)[:, None, None]
     queries = (keys if queries is None else queries)[:, None]
     nearest = (centers.detach() + queries).round().clamp(0, size - 1)
     return keys - nearest, nearest - queries - centers
@@ -167,7 +166,7 @@ class QuadraticEncoding(nn.Module):
 
     def precisions(self) -> torch.Tensor:
         """Precision ``Sigma^-1`` of each head (appendix D.1), at least float32, shape (heads, 2, 2)."""
-        spreads, numbers = at_least_float32(self.spreads), self.col_numbers
+        spreads, numbers = self.spreads.to(torch.promote_types(self.spreads.dtype, torch.float32)), self.col_numbers
         if spreads.dim() == 1:
             spreads = spreads[:, None, None] * torch.eye(2, device=spreads.device, dtype=spreads.dtype)
         # element by element: autocast would run a matrix product in half precision
@@ -236,12 +235,13 @@ class QuadraticEncoding(nn.Module):
                 cols = -a2 * p22 * (0.5 * a2 + g2) - a2 * p12 * g1
                 cross = -(a1 * p12)[..., :, None] * a2[..., None, :]
             else:
-                p = at_least_float32(self.spreads).square().clamp(max=1e30)[:, None, None, None]
+                p = self.spreads.to(a1.dtype).square().clamp(max=1e30)[:, None, None, None]
                 rows, cols = -a1 * p * (0.5 * a1 + g1), -a2 * p * (0.5 * a2 + g2)
         if self.content_position:
             assert query is not None
-            d1, d2 = axis_offsets(height, self.query_weight, queries), axis_offsets(width, self.query_weight)
-            weights = at_least_float32(torch.einsum('bhijd,hdp->bhijp', query, self.query_weight))
+            here = self.query_weight.new_zeros(1)  # with its centre at the query, offsets are those from the query
+            d1, d2 = around_nearest(here, height, queries)[0][0], around_nearest(here, width)[0][0]
+            weights = torch.einsum('bhijd,hdp->bhijp', query, self.query_weight).to(d1.dtype)
             squares = 2 if self.full else 1  # an isotropic encoding has one weight for both
             of_rows = weights[..., :1] * d1.square()[:, None] + weights[..., squares:squares + 1] * d1[:, None]
             of_cols = weights[..., squares - 1:squares] * d2.square() + weights[..., squares + 1:squares + 2] * d2

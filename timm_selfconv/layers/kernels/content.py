@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
-from .kernel import Kernel, needs_plain_ops
+from .kernel import Kernel, kernel_dtype
 
 __all__ = ['attend_to_keys', 'extended', 'fused_attention', 'key_attention']
 
@@ -45,8 +45,8 @@ def attend_to_keys(
 
 
 def gradients(
-        grad: torch.Tensor,
         needs: Sequence[bool],
+        grad: torch.Tensor,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -59,8 +59,8 @@ def gradients(
     that of column scores.
 
     Args:
+        needs: Which inputs need theirs.
         grad: Gradient of the result, shape (B, Q, W, heads, channels).
-        needs: Which of the others need theirs.
         query, key, value, rows, cols: See `key_attention`.
     """
     probs = probabilities(query, key, rows, cols)
@@ -150,12 +150,13 @@ def key_attention(
     """
     value = value.to(query.dtype)
     if not torch.jit.is_scripting():  # a condition of its own, for what is in it is not compiled then
-        if not needs_plain_ops(query, False):
+        if kernel_dtype(query) is not None:
             few = 4 * key.shape[2] <= key.shape[3]  # all probabilities are small beside queries and keys, which stay
             if query.device.type == 'cpu' and not (few and torch.is_grad_enabled()):
                 batch, heads, queries, width, _ = query.shape
                 scores = 8 * heads * width * key.shape[2]  # bytes of a row's in float32, and of their gradient
-                return by_keys((batch, queries, scores), query, key, value, rows, cols)
+                shape = batch, queries, width, heads, value.shape[3]
+                return by_keys(shape, scores, query, key, value, rows, cols)
             if query.device.type != 'cpu':
                 return fused_attention(query, key, value, rows, cols, dropout_p)
     return attend_to_keys(query, key, value, rows, cols)

@@ -1,6 +1,6 @@
 """Operators that walk through their inputs in groups, and who needs plain ones instead: tracers, hooks, transforms."""
 import contextlib
-import itertools
+import functools
 from contextvars import ContextVar
 from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
@@ -10,8 +10,8 @@ import torch.nn as nn
 from timm.layers import register_notrace_function
 
 __all__ = [
-    'CPU_BYTES', 'Kernel', 'TINY', 'at_least_float32', 'autocast_dtype', 'computed_by', 'counted', 'explicit_maps',
-    'hooked', 'needs_plain_ops', 'switched',
+    'CPU_BYTES', 'Kernel', 'TINY', 'at_least_float32', 'computed_by', 'counted', 'explicit_maps', 'hooked',
+    'kernel_dtype', 'needs_plain_ops', 'switched',
 ]
 
 # bytes that a group holds at most: on a CPU a share of the cache, elsewhere of the memory
@@ -22,7 +22,6 @@ TINY = 1e-30
 
 Tensors = Sequence[Optional[torch.Tensor]]
 Axes = Tuple[Optional[int], Optional[int]]
-Places = Tuple[slice, slice]
 
 
 # '' by kernels, 'operators' without them, 'maps' with attention maps materialised
@@ -50,21 +49,31 @@ def hooked(module: nn.Module) -> bool:
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
-def needs_plain_ops(x: torch.Tensor, compiled: bool = True) -> bool:
-    """Detect tracers, exporters, functional transforms and compilers, which need ordinary operators.
+def kernel_dtype(x: torch.Tensor) -> Optional[torch.dtype]:
+    """The dtype that kernels compute in for an input x: autocast's where that is on, but float64 stays.
 
     Ask this first: no condition may depend on what fx's stand-in for x has, its device or shape.
 
-    Args:
-        x: Input of the operators.
-        compiled: Count compilers too, to which an operator of ours shows only its inputs and outputs.
+    Returns:
+        The dtype, or None where ordinary operators are needed: by tracers, exporters and functional transforms. To
+        compilers an operator of ours shows its inputs and outputs only.
     """
     if torch.compiler.is_compiling():
         # older torches export what they compile and don't say so
-        return compiled or not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting()
-    return (
-        computed_by.get() != '' or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta)
+        if not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting():
+            return None
+    elif (computed_by.get() != '' or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta):
+        return None
+    device = x.device.type
+    if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def needs_plain_ops(x: torch.Tensor) -> bool:
+    """Detect who needs ordinary operators (see :func:`kernel_dtype`), and compilers, which make better ones of them."""
+    return torch.compiler.is_compiling() or kernel_dtype(x) is None
 
 
 def counted() -> bool:
@@ -77,14 +86,6 @@ def counted() -> bool:
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     """Half precision to float32, the rest as it is: offsets and their scores need more than 8 bits."""
     return x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
-
-
-def autocast_dtype(x: torch.Tensor) -> torch.dtype:
-    """Dtype that a linear map of x computes in: autocast's where that is on, but float64 stays."""
-    device = x.device.type
-    if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
 
 
 def gradients_of_operators(
@@ -109,28 +110,66 @@ def mapped(grad: torch.Tensor) -> bool:
         functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad))
 
 
-def part(t: Optional[torch.Tensor], axes: Axes, places: Sequence[slice]) -> Any:
-    """A group's slice of a tensor, whole along axes that it lacks (None) or has a single place of."""
-    for axis, place in zip(axes, places):
-        if t is not None and axis is not None and t.shape[axis] > 1:
-            t = t[(slice(None),) * axis + (place,)]
-    return t
+def in_groups(
+        function: Callable[..., Any],
+        nbytes: int,
+        tensors: Sequence[Any],
+        axes: Sequence[Axes],
+        results: Sequence[Optional[Tuple[Sequence[int], torch.dtype]]],
+        result_axes: Sequence[Axes],
+        sums: torch.dtype,
+) -> List[Any]:
+    """What a function makes of tensors, computed for some images, and some heads or rows of them, at a time.
 
-
-def groups(held: Sequence[int], inputs: Tensors, axes: Sequence[Axes]) -> List[Places]:
-    """The images, and the heads or rows, of each group; see :class:`Kernel`."""
-    images, parts, nbytes = held
-    most = DEVICE_BYTES
-    if any(t is not None and t.device.type == 'cpu' for t in inputs):
-        # half of the most is quicker, unless inputs without images, which every group reads, are large
-        shared = sum(t.nbytes for t, (of_images, _) in zip(inputs, axes) if t is not None and of_images is None)
+    Args:
+        function: Makes of a group's part of the tensors a result, or a tuple of them, None for those not wanted.
+        nbytes: Bytes that it holds for one head or row of one image.
+        tensors: What it takes; the first one has all images.
+        axes: Axes of each tensor that are images, and heads or rows. Where it lacks them (None), or has a single place,
+            all groups see the whole of it.
+        results: Shape and dtype of each result, None for those not wanted.
+        result_axes: Axes of each result. Where it lacks them it is a sum over groups.
+        sums: What such sums are kept in, at least.
+    """
+    parts, shared, most = 1, 0, DEVICE_BYTES
+    for t, (of_images, of_parts) in zip(tensors, axes):
+        if t is not None:
+            parts = max(parts, 1 if of_parts is None else t.shape[of_parts])
+            shared += t.nbytes if of_images is None else 0
+    if tensors[0].device.type == 'cpu':  # half of the most is quicker, unless what every group reads is large
         most = min(CPU_BYTES, max(CPU_BYTES // 2, 4 * shared))
     fit = max(1, most // max(1, nbytes))
-    steps, places = (max(1, fit // parts), min(fit, parts)), []
-    for i in range(0, max(1, images), steps[0]):
-        for j in range(0, parts, steps[1]):
-            places.append((slice(i, i + steps[0]), slice(j, j + steps[1])))
-    return places
+    sizes, steps = (len(tensors[0]), parts), (max(1, fit // parts), min(fit, parts))
+
+    totals: List[Any] = []
+    summed: List[bool] = []
+    for result, own in zip(results, result_axes):
+        summed.append(not sizes[0])  # of no images all sums are 0
+        total = None
+        if result is not None:
+            shape, dtype = result
+            for axis, size, step in zip(own, sizes, steps):
+                if step < size and (axis is None or shape[axis] == 1):
+                    dtype, summed[-1] = torch.promote_types(dtype, sums), True
+            total = (torch.zeros if summed[-1] else torch.empty)(shape, dtype=dtype, device=tensors[0].device)
+        totals.append(total)
+    for i in range(0, sizes[0], steps[0]):
+        for j in range(0, sizes[1], steps[1]):
+            views = []
+            for t, own in zip((*tensors, *totals), (*axes, *result_axes)):
+                for axis, start, step in zip(own, (i, j), steps):
+                    if t is not None and axis is not None and t.shape[axis] > step:
+                        t = t.narrow(axis, start, min(step, t.shape[axis] - start))
+                views.append(t)
+            found = function(*views[:len(tensors)])
+            found = found if isinstance(found, tuple) else (found,)
+            for total, adds, g in zip(views[len(tensors):], summed, found):
+                if g is not None:
+                    total.add_(g) if adds else total.copy_(g)
+    for k, result in enumerate(results):
+        if result is not None:
+            totals[k] = totals[k].to(result[1])
+    return totals
 
 
 class Kernel:
@@ -146,114 +185,73 @@ class Kernel:
             name: str,
             operators: Callable[..., torch.Tensor],
             attend: Callable[..., torch.Tensor],
-            gradients: Callable[..., Sequence[Optional[torch.Tensor]]],
+            gradients: Callable[..., Tuple[Optional[torch.Tensor], ...]],
             axes: Sequence[Axes],
             out_axes: Axes,
     ):
         """
         Args:
             name: The operator's, in torch's namespace of this project.
-            operators: The definition, of annotated tensors.
+            operators: The definition, of annotated tensors. The first one has all images, and the result its dtype.
             attend: The same for a group.
-            gradients: For a group of the result's gradient, which inputs need one, and the inputs: a gradient of each
+            gradients: For a group, of which inputs need one, the result's gradient, and the inputs: a gradient of each
                 input, None for those that need none.
-            axes: Axes of each input that are images, and heads or rows. Shared ones (None) get a sum of gradients.
-            out_axes: The same of the result; it is a sum of heads if it has none.
+            axes: Axes of each input that are images, and heads or rows; see :func:`in_groups`.
+            out_axes: The same of the result.
         """
-        self.operators, self.attend, self.gradients = operators, attend, gradients
-        self.axes, self.out_axes = axes, out_axes
+        self.attend, self.axes, self.out_axes = attend, axes, out_axes
         inputs = torch.library.infer_schema(operators, mutates_args=()).split(') ->')[0].removeprefix('(')
-        self.operator = torch.library.custom_op(
-            f'timm_selfconv::{name}', self.forward, mutates_args=(), schema=f'(SymInt[] held, {inputs}) -> Tensor')
-        differential = torch.library.custom_op(
-            f'timm_selfconv::{name}_gradients', self.backward, mutates_args=(),
-            schema=f'(SymInt[] held, Tensor grad, bool[] needs, {inputs}) -> Tensor[]')
+
+        def differentiate(nbytes: int, grad: torch.Tensor, needs: Sequence[bool], *inputs: Any) -> List[torch.Tensor]:
+            wanted = [(t.shape, t.dtype) if need else None for t, need in zip(inputs, needs)]
+            found = in_groups(
+                functools.partial(gradients, needs), nbytes, (grad, *inputs), (out_axes, *axes), wanted, axes,
+                sums=torch.promote_types(grad.dtype, torch.float32))
+            return [grad.new_empty(0) if g is None else g for g in found]
 
         def save(ctx: Any, inputs: Tuple[Any, ...], output: torch.Tensor) -> None:
-            ctx.held = inputs[0]
-            ctx.save_for_backward(*inputs[1:])
+            ctx.nbytes = inputs[1]
+            ctx.save_for_backward(*inputs[2:])
 
         def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
             inputs = ctx.saved_tensors  # once: under checkpointing they are computed anew
-            needs = ctx.needs_input_grad[1:]
+            needs = ctx.needs_input_grad[2:]
             if torch.is_grad_enabled() or mapped(grad):  # who differentiates once more needs a graph of this
-                return None, *gradients_of_operators(operators, grad, needs, inputs)
-            found = differential(ctx.held, grad, list(needs), *inputs)
-            return None, *(g if need else None for g, need in zip(found, needs))
+                return None, None, *gradients_of_operators(operators, grad, needs, inputs)
+            found = differential(ctx.nbytes, grad, list(needs), *inputs)
+            return None, None, *(g if need else None for g, need in zip(found, needs))
 
-        def batch(info: Any, in_dims: Any, held: Any, *inputs: Any) -> Any:
-            return torch.vmap(operators, in_dims[1:])(*inputs), 0
+        def batch(info: Any, in_dims: Any, shape: Any, nbytes: Any, *inputs: Any) -> Any:
+            return torch.vmap(operators, in_dims[2:])(*inputs), 0
 
-        def empty(held: Any, *inputs: Any) -> torch.Tensor:
-            return torch.empty_like(operators(*inputs), memory_format=torch.contiguous_format)
+        def empty(shape: Sequence[int], nbytes: int, *inputs: torch.Tensor) -> torch.Tensor:
+            return inputs[0].new_empty(shape)
 
-        def empty_gradients(held: Any, grad: torch.Tensor, needs: Sequence[bool], *inputs: Any) -> List[torch.Tensor]:
-            return [
-                grad.new_empty(0) if not need else torch.empty_like(t, memory_format=torch.contiguous_format)
-                for t, need in zip(inputs, needs)]
+        def empty_gradients(nbytes: int, grad: torch.Tensor, needs: Sequence[bool], *inputs: Any) -> List[torch.Tensor]:
+            return [t.new_empty(t.shape) if need else grad.new_empty(0) for t, need in zip(inputs, needs)]
 
+        # called by the operator, out of autograd's sight, it computes
+        self.operator = torch.library.custom_op(
+            f'timm_selfconv::{name}', self.__call__, mutates_args=(),
+            schema=f'(SymInt[] shape, SymInt nbytes, {inputs}) -> Tensor')
         self.operator.register_fake(empty)
         self.operator.register_autograd(backward, setup_context=save)
         self.operator.register_vmap(batch)
+        differential = torch.library.custom_op(
+            f'timm_selfconv::{name}_gradients', differentiate, mutates_args=(),
+            schema=f'(SymInt nbytes, Tensor grad, bool[] needs, {inputs}) -> Tensor[]')
         differential.register_fake(empty_gradients)
 
-    def forward(self, held: Sequence[int], *inputs: Any) -> torch.Tensor:
-        """The function group by group, out of autograd's sight."""
-        out: Optional[torch.Tensor] = None
-        for places in groups(held, inputs, self.axes):
-            some = self.attend(*map(part, inputs, self.axes, itertools.repeat(places)))
-            if out is None:
-                shape = list(some.shape)
-                for axis, size in zip(self.out_axes, held):
-                    if axis is not None:
-                        shape[axis] = size
-                out = some.new_empty(shape)
-            whole = part(out, self.out_axes, places)
-            whole.add_(some) if self.out_axes[1] is None and places[1].start > 0 else whole.copy_(some)
-        assert out is not None
-        return out
-
-    def backward(
-            self,
-            held: Sequence[int],
-            grad: torch.Tensor,
-            needs: Sequence[bool],
-            *inputs: Optional[torch.Tensor],
-    ) -> List[torch.Tensor]:
-        """Gradients group by group, nothing where not needed; sums over groups are kept in float32 at least."""
-        each = groups(held, inputs, self.axes)
-        sums = torch.promote_types(grad.dtype, torch.float32)
-        totals: List[torch.Tensor] = []
-        written: List[bool] = []  # by each group a part of its own, not a sum over groups
-        for t, axes, need in zip(inputs, self.axes, needs):
-            written.append(t is not None and all(
-                place.stop >= size or (axis is not None and t.shape[axis] > 1)
-                for axis, size, place in zip(axes, held, each[0])))
-            if t is None or not need:
-                totals.append(grad.new_empty(0))
-            elif written[-1]:
-                totals.append(torch.empty_like(t, memory_format=torch.contiguous_format))
-            else:
-                totals.append(torch.zeros(t.shape, dtype=sums, device=t.device))
-        for places in each:
-            some = map(part, inputs, self.axes, itertools.repeat(places))
-            found = self.gradients(part(grad, self.out_axes, places), needs, *some)
-            for total, axes, own, g in zip(totals, self.axes, written, found):
-                if g is not None:
-                    whole = part(total, axes, places)
-                    whole.copy_(g) if own else whole.add_(g)
-        return [total if t is None else total.to(t.dtype) for total, t in zip(totals, inputs)]
-
-    def __call__(self, held: Tuple[int, int, int], *inputs: Optional[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, shape: Sequence[int], nbytes: int, *inputs: Any) -> torch.Tensor:
         """The function of its inputs; outside of autograd and compilers every operator shows.
 
         Args:
-            held: How many images there are, how many heads or rows, and bytes that one of one holds.
+            shape: The result's.
+            nbytes: Bytes that the function holds for one head or row of one image.
             inputs: Inputs of the operators.
         """
-        if not held[0]:  # no image has no shape to infer
-            return self.operators(*inputs)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
         if differentiated or torch.compiler.is_compiling():
-            return self.operator(held, *inputs)
-        return self.forward(held, *inputs)
+            return self.operator(shape, nbytes, *inputs)
+        dtype = inputs[0].dtype
+        return in_groups(self.attend, nbytes, inputs, self.axes, [(shape, dtype)], [self.out_axes], sums=dtype)[0]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
-from .kernel import TINY, Kernel, autocast_dtype, needs_plain_ops
+from .kernel import TINY, Kernel, kernel_dtype
 
 __all__ = [
     'gather_by_factors', 'gather_by_maps', 'map_attention', 'map_keys', 'maps_of_factors', 'separable_attention',
@@ -52,16 +52,16 @@ def gather_by_maps(maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def attend_by_factors(
+        x: torch.Tensor,
         row_probs: torch.Tensor,
         col_probs: torch.Tensor,
-        x: torch.Tensor,
         weight: torch.Tensor,
 ) -> torch.Tensor:
     """``sum_h (R_h (x) C_h) x W_h``: as :func:`gather_by_factors`, value weights of shape (out_channels, heads, C)."""
     return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight.flatten(1))
 
 
-def attend_by_maps(maps: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def attend_by_maps(x: torch.Tensor, maps: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``sum_h A_h x W_h``: as :func:`gather_by_maps`, value weights of shape (out_channels, heads, C)."""
     return F.linear(gather_by_maps(maps, x).flatten(2), weight.flatten(1))
 
@@ -72,9 +72,9 @@ def maps_of_factors(row_probs: torch.Tensor, col_probs: torch.Tensor) -> torch.T
 
 
 def attend_to_factors(
+        x: torch.Tensor,
         row_probs: torch.Tensor,
         col_probs: torch.Tensor,
-        x: torch.Tensor,
         weight: torch.Tensor,
 ) -> torch.Tensor:
     """`attend_by_factors` of a group."""
@@ -95,19 +95,19 @@ def attend_to_factors(
 
 
 def gradients_by_factors(
-        grad: torch.Tensor,
         needs: Sequence[bool],
+        grad: torch.Tensor,
+        x: torch.Tensor,
         row_probs: torch.Tensor,
         col_probs: torch.Tensor,
-        x: torch.Tensor,
         weight: torch.Tensor,
 ) -> Gradients:
     """Gradients of :func:`attend_to_factors`.
 
     Args:
+        needs: Which inputs need theirs.
         grad: Gradient of the result, shape (B, Q1, Q2, out_channels).
-        needs: Which of the others need theirs.
-        row_probs, col_probs, x, weight: See `attend_by_factors`.
+        x, row_probs, col_probs, weight: See `attend_by_factors`.
     """
     rows, cols = F.threshold(row_probs.to(x.dtype), TINY, 0.), F.threshold(col_probs.to(x.dtype), TINY, 0.)
     (images, height, width, dim), heads = x.shape, len(rows)
@@ -121,60 +121,57 @@ def gradients_by_factors(
     # what was gathered is not needed any more, nor are rows once columns have their gradient
     of_gathered = torch.matmul(back, values, out=gathered).view(shape)
     sums = torch.promote_types(x.dtype, torch.float32)
-    grad_cols = (of_gathered @ met.transpose(2, 3)).sum(1, dtype=sums) if needs[1] else None
+    grad_cols = (of_gathered @ met.transpose(2, 3)).sum(1, dtype=sums) if needs[2] else None
     of_met = torch.matmul(cols.transpose(2, 3), of_gathered, out=met).view(len(rows), -1)
-    grad_rows = (of_met @ pixels.T).view(row_probs.shape) if needs[0] else None
-    grad_x = (rows.T @ of_met).view(height, width, images, dim).permute(2, 0, 1, 3) if needs[2] else None
-    return grad_rows, grad_cols, grad_x, grad_weight
+    grad_rows = (of_met @ pixels.T).view(row_probs.shape) if needs[1] else None
+    grad_x = (rows.T @ of_met).view(height, width, images, dim).permute(2, 0, 1, 3) if needs[0] else None
+    return grad_x, grad_rows, grad_cols, grad_weight
 
 
 by_factors = Kernel(
     'factors', attend_by_factors, attend_to_factors, gradients_by_factors,
-    axes=((None, 0), (None, 0), (0, None), (None, 1)), out_axes=(0, None))
+    axes=((0, None), (None, 0), (None, 0), (None, 1)), out_axes=(0, None))
 
 
-def side_by_side(maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Maps in x's dtype with a query's heads side by side, the same for all images: shape (B, Q heads, keys)."""
-    return F.threshold(maps.to(x.dtype), TINY, 0.).transpose(0, 1).flatten(0, 1).expand(len(x), -1, -1)
-
-
-def attend_to_maps(maps: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`attend_by_maps` of a group."""
-    gathered = torch.bmm(side_by_side(maps, x), x.flatten(1, 2))
-    return gathered.view(len(x), maps.shape[1], -1) @ weight.flatten(1).T
+def attend_to_maps(x: torch.Tensor, maps: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`attend_by_maps` of a group, a query's heads side by side."""
+    maps = F.threshold(maps.to(x.dtype), TINY, 0.).transpose(0, 1)
+    gathered = torch.bmm(maps.flatten(0, 1).expand(len(x), -1, -1), x.flatten(1, 2))
+    return gathered.view(len(x), len(maps), -1) @ weight.flatten(1).T
 
 
 def gradients_by_maps(
-        grad: torch.Tensor,
         needs: Sequence[bool],
-        maps: torch.Tensor,
+        grad: torch.Tensor,
         x: torch.Tensor,
+        maps: torch.Tensor,
         weight: torch.Tensor,
 ) -> Gradients:
     """Gradients of :func:`attend_to_maps`.
 
     Args:
+        needs: Which inputs need theirs.
         grad: Gradient of the result, shape (B, Q, out_channels).
-        needs: Which of the others need theirs.
-        maps, x, weight: See `attend_by_maps`.
+        x, maps, weight: See `attend_by_maps`.
     """
-    rows, pixels, back = side_by_side(maps, x), x.flatten(1, 2), grad.reshape(-1, len(weight))
+    rows = F.threshold(maps.to(x.dtype), TINY, 0.).transpose(0, 1).flatten(0, 1).expand(len(x), -1, -1)
+    pixels, back = x.flatten(1, 2), grad.reshape(-1, len(weight))
     gathered = torch.bmm(rows, pixels)
     features = gathered.view(len(back), -1)
     grad_weight = (back.T.contiguous() @ features).view(weight.shape) if needs[2] else None
     torch.mm(back, weight.flatten(1), out=features)  # what was gathered is not needed any more
     grad_maps = grad_x = None
-    if needs[0]:
+    if needs[1]:
         grad_maps = (gathered @ pixels.transpose(1, 2)).sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
         grad_maps = grad_maps.view(maps.shape[1], len(maps), -1).transpose(0, 1)
-    if needs[1]:
+    if needs[0]:
         grad_x = torch.bmm(rows.transpose(1, 2), gathered).view(x.shape)
-    return grad_maps, grad_x, grad_weight
+    return grad_x, grad_maps, grad_weight
 
 
 by_maps = Kernel(
     'maps', attend_by_maps, attend_to_maps, gradients_by_maps,
-    axes=((None, 0), (0, None), (None, 1)), out_axes=(0, None))
+    axes=((0, None), (None, 0), (None, 1)), out_axes=(0, None))
 
 
 @torch.compiler.assume_constant_result
@@ -210,17 +207,17 @@ def separable_attention(
         Shape (B, Q1, Q2, out_channels).
     """
     if not torch.jit.is_scripting():
-        if not needs_plain_ops(x, False):
-            dtype = autocast_dtype(x)
+        dtype = kernel_dtype(x)
+        if dtype is not None:
+            (heads, height, _), width = row_probs.shape, col_probs.shape[1]
             if (dtype == torch.bfloat16 and x.device.type == 'cpu'
                     and x.shape[1] * x.shape[2] <= min(x.shape[3], map_keys())):
                 out = map_attention(maps_of_factors(row_probs, col_probs), x, weight, bias)
-                return out.unflatten(1, (row_probs.shape[1], col_probs.shape[1]))
-            met = row_probs.shape[1] * (x.shape[2] + col_probs.shape[1])  # pixels, by rows and then by columns too
-            held = met * max(x.shape[3], len(weight)) * dtype.itemsize
+                return out.unflatten(1, (height, width))
+            met = height * (x.shape[2] + width)  # pixels, by rows and then by columns too
             out = by_factors(
-                (len(x), len(row_probs), held), row_probs, col_probs, x.to(dtype),
-                weight.to(dtype).unflatten(1, (len(row_probs), -1)))
+                (len(x), height, width, len(weight)), met * max(x.shape[3], len(weight)) * dtype.itemsize,
+                x.to(dtype), row_probs, col_probs, weight.to(dtype).unflatten(1, (heads, -1)))
             return out if bias is None else out + bias.to(dtype)
     return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight, bias)
 
@@ -245,9 +242,11 @@ def map_attention(
     Returns:
         Shape (B, Q, out_channels).
     """
-    if needs_plain_ops(x, False):
+    dtype = kernel_dtype(x)
+    if dtype is None:
         return F.linear(gather_by_maps(probs, x).flatten(2), weight, bias)
-    dtype = autocast_dtype(x)
-    gathered = probs.shape[1] * max(x.shape[3], len(weight)) * dtype.itemsize
-    out = by_maps((len(x), len(probs), gathered), probs, x.to(dtype), weight.to(dtype).unflatten(1, (len(probs), -1)))
+    heads, queries, _ = probs.shape
+    out = by_maps(
+        (len(x), queries, len(weight)), queries * max(x.shape[3], len(weight)) * dtype.itemsize,
+        x.to(dtype), probs, weight.to(dtype).unflatten(1, (heads, -1)))
     return out if bias is None else out + bias.to(dtype)
