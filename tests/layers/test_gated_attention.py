@@ -8,7 +8,6 @@ from timm.models.convit import GPSA
 from head_maps import convit_position_maps
 from held import LargestTensor
 from timm_selfconv.layers import GatedAttention
-from timm_selfconv.layers.gated_attention import positional_factors
 
 sides = st.integers(1, 6)
 
@@ -39,8 +38,9 @@ def dense(layer, x):
 @given(sides, sides, st.lists(st.tuples(*[st.floats(-20, 20)] * 3), min_size=1, max_size=3))
 def test_the_positional_softmax_is_a_product_of_two(height, width, weight):
     """Wherever its centre lies, sharp or flat, and also where c > 0 sends it to the corners."""
-    weight = torch.tensor(weight, dtype=torch.float64)
-    rows, cols = positional_factors(weight, torch.ones(len(weight), dtype=torch.float64), height, width)
+    layer, weight = random_layer(height, width, len(weight)), torch.tensor(weight, dtype=torch.float64)
+    layer.pos_proj.weight.data = weight
+    rows, cols = layer.factors()
     torch.testing.assert_close(torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)]),
                                convit_position_maps(weight, height, width), rtol=1e-9, atol=1e-12)
 

@@ -11,7 +11,7 @@ from .adapters import plain_copy
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .encodings.windows import gaussian_windows
 from .kernels import key_attention, map_attention, separable_attention
-from .kernels.kernel import TINY, computed_by, counted, hooked, kernel_dtype
+from .kernels.kernel import TINY, computed_by, hooked, kernel_dtype
 from .kernels.positions import gather_by_factors, gather_by_maps
 from .parameters import check_sizes, select_parameter
 
@@ -410,8 +410,10 @@ class SelfAttention2d(nn.Module):
         fit = (CPU_MAP_BYTES if x.device.type == 'cpu' else DEVICE_MAP_BYTES) // max(1, row)
         if fit >= height:
             return attend(x, key)
-        if self.terms == ('position',) and not self.separable and x.device.type == 'cpu' and not counted():
-            attend = self._by_windows  # they rest on numbers: read back from a device they cost more than they save
+        # windows rest on numbers, which fake tensors and counters of operators lack, and devices read back too slowly
+        numbers = x.device.type == 'cpu' and torch._C._len_torch_dispatch_stack() == 0
+        if self.terms == ('position',) and not self.separable and numbers:
+            attend = self._by_windows
         if self.key is not None and key is None:
             key = self.keys(x)
         out: List[torch.Tensor] = []

@@ -24,15 +24,6 @@ FEW = 4
 FEW_KEYS = 2
 
 
-def query_positions(size: int, kernel_size: int, dilation: int, stride: int) -> range:
-    """Positions of a kernel's middle on one axis, padding included, for each output of a convolution without padding.
-
-    An even kernel has its middle before the centre, as padding='same' has it, so that there output i is query i.
-    """
-    reach = dilation * (kernel_size - 1)
-    return range(reach // 2, size - (reach - reach // 2), stride)
-
-
 def tap_centers(kernel_size: Sequence[int], dilation: Sequence[int]) -> torch.Tensor:
     """Offset of each kernel tap from the kernel's middle, in pixels, last axis fastest, shape (taps, K)."""
     axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation)]
@@ -151,12 +142,17 @@ class ConvAttention(nn.Module):
         return torch.diag_embed(at_least_float32(self.spreads).square()[:, None].expand(-1, 2))
 
     def queries(self, size: Sequence[int]) -> List[range]:
-        """Positions of the queries along each axis of a padded input.
+        """Positions of the queries along each axis of a padded input: of the kernel's middle for each output.
+
+        An even kernel has its middle before the centre, as padding='same' has it, so that there output i is query i.
 
         Raises:
             ValueError: If the input is smaller than the kernel.
         """
-        queries = [query_positions(*axis) for axis in zip(size, self.kernel_size, self.dilation, self.stride)]
+        queries = []
+        for n, kernel_size, dilation, stride in zip(size, self.kernel_size, self.dilation, self.stride):
+            reach = dilation * (kernel_size - 1)
+            queries.append(range(reach // 2, n - (reach - reach // 2), stride))
         if not all(queries):
             raise ValueError(
                 f'x of size {list(size)} with its padding: needs room for a kernel of {list(self.kernel_size)} with '

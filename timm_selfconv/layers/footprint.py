@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function
 
-from .kernels.kernel import needs_plain_ops
+from .kernels.kernel import gradients_of_operators, mapped, needs_plain_ops
 
 __all__ = ['aggregate', 'footprint']
 
@@ -145,13 +145,11 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         value, weights = ctx.saved_tensors
-        if torch.is_grad_enabled() or needs_plain_ops(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):
-            # for a second derivative, and for many gradients at once
-            with torch.enable_grad():
-                out = weighted_sum(value, weights, *ctx.sizes)
-                wanted = [x for x in (value, weights) if x.requires_grad]
-                found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        if torch.is_grad_enabled() or needs_plain_ops(grad) or mapped(grad):
+            found = gradients_of_operators(
+                lambda value, weights: weighted_sum(value, weights, *ctx.sizes), grad, ctx.needs_input_grad[:2],
+                ctx.saved_tensors)
+            return *found, None, None, None
         margin, maps = reflected_margin(value, ctx.sizes[0], ctx.sizes[2]), weights.shape[2]
         grad_value, grad_weights = torch.empty_like(value), torch.empty_like(weights)
         for v, w, g, gv, gw in WeightedSum.groups(value, weights, grad, grad_value, grad_weights):

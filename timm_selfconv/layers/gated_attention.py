@@ -11,49 +11,7 @@ from .encodings import axis_offsets
 from .kernels.kernel import at_least_float32
 from .kernels.positions import maps_of_factors
 
-__all__ = ['GatedAttention', 'gather_own_values', 'positional_factors']
-
-
-def positional_factors(
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        height: int,
-        width: int,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Row and column factors of ``softmax(a d2 + b d1 + c (d1^2 + d2^2) + bias)`` over all keys of a grid.
-
-    The score is a row part and a column part, so the softmax is the product of theirs.
-
-    Args:
-        weight: (a, b, c) of each head, shape (heads, 3).
-        bias: Shape (heads,). It is the same for all keys and drops out, but has a gradient, 0, as trainers expect.
-        height: Rows H of the grid.
-        width: Columns W of the grid.
-
-    Returns:
-        Probabilities of key rows and of key columns, at least float32, shapes (heads, H, H) and (heads, W, W), query
-        before key.
-    """
-    col_slope, row_slope, square = at_least_float32(weight)[:, :, None, None].unbind(1)
-    rows, cols = axis_offsets(height, weight), axis_offsets(width, weight)
-    row_scores = rows * (row_slope + square * rows) + at_least_float32(bias)[:, None, None]
-    return row_scores.softmax(-1), (cols * (col_slope + square * cols)).softmax(-1)
-
-
-def gather_own_values(row_probs: torch.Tensor, col_probs: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Gather each head's own values by row and column factors, ``(R_h (x) C_h) v_h``.
-
-    Args:
-        row_probs: Probabilities of key rows, shape (heads, H, H), query before key.
-        col_probs: Probabilities of key columns, shape (heads, W, W).
-        value: Values of each head, shape (B, heads, H W, channels).
-
-    Returns:
-        Shape (B, heads, H W, channels), of the values' dtype.
-    """
-    height, width = row_probs.shape[-1], col_probs.shape[-1]
-    met = row_probs.to(value.dtype) @ value.unflatten(2, (height, width)).flatten(3)
-    return (col_probs[:, None].to(value.dtype) @ met.unflatten(3, (width, -1))).flatten(2, 3)
+__all__ = ['GatedAttention']
 
 
 @register_notrace_module
@@ -99,8 +57,18 @@ class GatedAttention(nn.Module):
         return query, key
 
     def factors(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """See :func:`positional_factors`."""
-        return positional_factors(self.pos_proj.weight, self.pos_proj.bias, *self.grid_size)
+        """Row and column factors of the attention by position: its score is a row part and a column part.
+
+        Returns:
+            Probabilities of key rows and of key columns, at least float32, shapes (heads, H, H) and (heads, W, W),
+            query before key.
+        """
+        weight = at_least_float32(self.pos_proj.weight)
+        col_slope, row_slope, square = weight[:, :, None, None].unbind(1)
+        rows, cols = (axis_offsets(size, weight) for size in self.grid_size)
+        # the bias is the same for all keys and drops out, but has a gradient, 0, as trainers expect
+        row_scores = rows * (row_slope + square * rows) + at_least_float32(self.pos_proj.bias)[:, None, None]
+        return row_scores.softmax(-1), (cols * (col_slope + square * cols)).softmax(-1)
 
     def gate(self) -> torch.Tensor:
         """Share of each head's attention by position, the rest by content: shape (heads, 1, 1), at least float32."""
@@ -128,7 +96,9 @@ class GatedAttention(nn.Module):
         value = self.v(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         if self.fused_attn and not (self.training and self.attn_drop.p > 0.):
             content = F.scaled_dot_product_attention(*self.query_key(x), value)
-            position = gather_own_values(*self.factors(), value).to(content.dtype)
+            rows, cols = (factor.to(value.dtype) for factor in self.factors())
+            met = (rows @ value.unflatten(2, (height, width)).flatten(3)).unflatten(3, (width, -1))
+            position = (cols[:, None] @ met).flatten(2, 3).to(content.dtype)
             x = torch.lerp(content, position, self.gate().to(content.dtype))
         else:
             attn = self.attn_drop(torch.lerp(*self.attention_parts(x), self.gate()))

@@ -13,6 +13,7 @@ from timm.layers import register_notrace_function, register_notrace_module
 
 from .footprint import aggregate, footprint
 from .kernels.kernel import hooked
+from .parameters import check_sizes
 
 __all__ = [
     'PassBatchNorm2d', 'PassStatistics2d', 'SanAttention2d', 'channels_last', 'pairwise_relation',
@@ -217,9 +218,7 @@ class SanAttention2d(nn.Module):
             raise ValueError(f'kind={kind!r}: needs one of {KINDS}')
         if not isinstance(dim, int) or dim < 32 or dim % 32:
             raise ValueError(f'dim={dim!r}: needs a multiple of 32')
-        for name, value in (('kernel_size', kernel_size), ('stride', stride), ('dilation', dilation)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
+        check_sizes(kernel_size=kernel_size, stride=stride, dilation=dilation)
         if kernel_size % 2 == 0:
             raise ValueError(f'kernel_size={kernel_size}: needs an odd number')
         self.patchwise = kind == 'patchwise'

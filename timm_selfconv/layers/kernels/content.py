@@ -13,7 +13,7 @@ from timm.layers import register_notrace_function
 
 from .kernel import Kernel, kernel_dtype
 
-__all__ = ['attend_to_keys', 'extended', 'fused_attention', 'key_attention']
+__all__ = ['attend_to_keys', 'fused_attention', 'key_attention']
 
 
 def probabilities(
@@ -84,28 +84,6 @@ by_keys = Kernel(
     axes=((0, 2), (0, None), (0, None), (0, 2), (0, 2)), out_axes=(0, 1))
 
 
-def extended(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        rows: torch.Tensor,
-        cols: torch.Tensor,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys whose products are all scores; see `key_attention`.
-
-    Returns:
-        Queries, shape (B, heads, Q W, channels), and keys, (B, heads, H W, channels), with as many channels, a multiple
-        of 8, as fused kernels ask for.
-    """
-    height, width = rows.shape[-1], cols.shape[-1]
-    shape, padding = query.shape[:4], -(query.shape[4] + height + width) % 8
-    lowest = 0.25 * torch.finfo(query.dtype).min  # infinity times 0 is no number
-    parts = [query] + [t.clamp(min=lowest).to(query.dtype).expand(*shape, -1) for t in (rows, cols)]
-    eyes = [torch.eye(n, device=key.device, dtype=key.dtype) for n in (height, width)]
-    places = torch.cat([eyes[0].repeat_interleave(width, 0), eyes[1].repeat(height, 1)], dim=1)
-    keys = torch.cat([key, places.expand(*key.shape[:2], -1, -1)], dim=-1)
-    return F.pad(torch.cat(parts, dim=-1).flatten(2, 3), (0, padding)), F.pad(keys, (0, padding))
-
-
 def fused_attention(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -115,14 +93,19 @@ def fused_attention(
         dropout_p: float = 0.,
 ) -> torch.Tensor:
     """Values gathered by torch's fused attention, its probabilities dropped at a rate; see `key_attention`."""
-    shape, channels, value = query.shape[2:4], value.shape[3], value.expand(-1, query.shape[1], -1, -1)
-    if rows is None or cols is None:
-        query = query.flatten(2, 3)
-    else:
-        query, key = extended(query, key, rows, cols)
-        value = F.pad(value, (0, query.shape[3] - channels))  # the fastest kernels take one width
-    out = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, scale=1.)
-    return out[..., :channels].unflatten(2, shape).permute(0, 2, 3, 1, 4)
+    shape, channels, value = query.shape[:4], value.shape[3], value.expand(-1, query.shape[1], -1, -1)
+    if rows is not None and cols is not None:
+        height, width = rows.shape[-1], cols.shape[-1]
+        lowest = 0.25 * torch.finfo(query.dtype).min  # infinity times 0 is no number
+        scores = [t.clamp(min=lowest).to(query.dtype).expand(*shape, -1) for t in (rows, cols)]
+        eyes = [torch.eye(n, device=key.device, dtype=key.dtype) for n in (height, width)]
+        places = torch.cat([eyes[0].repeat_interleave(width, 0), eyes[1].repeat(height, 1)], dim=1)
+        padding = -(query.shape[4] + height + width) % 8  # fused kernels ask for a multiple of 8
+        query = F.pad(torch.cat([query, *scores], dim=-1), (0, padding))
+        key = F.pad(torch.cat([key, places.expand(*key.shape[:2], -1, -1)], dim=-1), (0, padding))
+        value = F.pad(value, (0, query.shape[4] - channels))  # the fastest ones take one width
+    out = F.scaled_dot_product_attention(query.flatten(2, 3), key, value, dropout_p=dropout_p, scale=1.)
+    return out[..., :channels].unflatten(2, shape[2:]).permute(0, 2, 3, 1, 4)
 
 
 @torch.fx.wrap

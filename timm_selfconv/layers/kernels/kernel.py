@@ -7,11 +7,9 @@ from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequ
 import torch
 import torch.nn as nn
 
-from timm.layers import register_notrace_function
-
 __all__ = [
-    'CPU_BYTES', 'Kernel', 'TINY', 'at_least_float32', 'computed_by', 'counted', 'explicit_maps', 'hooked',
-    'kernel_dtype', 'needs_plain_ops', 'switched',
+    'CPU_BYTES', 'Kernel', 'TINY', 'at_least_float32', 'computed_by', 'explicit_maps', 'gradients_of_operators',
+    'hooked', 'kernel_dtype', 'mapped', 'needs_plain_ops', 'switched',
 ]
 
 # bytes that a group holds at most: on a CPU a share of the cache, elsewhere of the memory
@@ -76,13 +74,6 @@ def needs_plain_ops(x: torch.Tensor) -> bool:
     return torch.compiler.is_compiling() or kernel_dtype(x) is None
 
 
-def counted() -> bool:
-    """Detect counters that see every operator, as torch's of FLOPs, and fake tensors, which hold no numbers."""
-    return torch._C._len_torch_dispatch_stack() > 0
-
-
-@torch.fx.wrap
-@register_notrace_function
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     """Half precision to float32, the rest as it is: offsets and their scores need more than 8 bits."""
     return x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
