@@ -18,13 +18,8 @@ def key_rows(precision: torch.Tensor, distance: torch.Tensor, g1: torch.Tensor, 
 
     In a key row no score is larger than that row's in the marginal Gaussian; the largest of all is at least that of the
     key nearest to the centre. What the keys left out have together is less than the dtype's epsilon. All heads are
-    asked at once, as a list is read from a CPU's memory without an operator.
-
-    Args:
-        precision: Shape (heads, 2, 2).
-        distance: How far each key row lies behind the centre, shape (heads, Q, H).
-        g1: How far the key row nearest to the centre does, shape (heads, Q, 1).
-        g2: How far the key column nearest to the centre does, shape (heads, W, 1).
+    asked at once, as a list is read from a CPU's memory without an operator. Distances are offsets from the centre: of
+    all key rows, shape (heads, Q, H), of the nearest one, (heads, Q, 1), and of the nearest column, (heads, W, 1).
     """
     p11, p12, p22 = (precision[:, i, j, None, None] for i, j in ((0, 0), (0, 1), (1, 1)))
     # of a nearly singular precision the marginal one is a difference of equals

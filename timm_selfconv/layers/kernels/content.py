@@ -53,15 +53,10 @@ def gradients(
         rows: Optional[torch.Tensor],
         cols: Optional[torch.Tensor],
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """Gradients of :func:`attend_to_keys`.
+    """Gradients of :func:`attend_to_keys`, where needed, from that of its result, (B, Q, W, heads, channels).
 
     Softmax's, p (g - sum p g), is formed in place of g; its sum over key columns is that of row scores, over key rows
     that of column scores.
-
-    Args:
-        needs: Which inputs need theirs.
-        grad: Gradient of the result, shape (B, Q, W, heads, channels).
-        query, key, value, rows, cols: See `key_attention`.
     """
     probs = probabilities(query, key, rows, cols)
     back = grad.permute(0, 3, 1, 2, 4).flatten(2, 3)
