@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from held import held_at_once, in_groups
 from saved import saved_bytes
 from timm_selfconv.layers import SelfAttention2d, explicit_maps, separable_attention
-from timm_selfconv.layers.kernels import positions
+from timm_selfconv.layers.kernels import kernel, positions
 from timm_selfconv.layers.kernels.positions import attend_to_maps, map_attention, maps_of_factors
 
 
@@ -152,3 +152,11 @@ def test_a_training_step_keeps_the_input_and_probabilities_only(encoding, hook, 
     torch.testing.assert_close(out, expected)
     with explicit_maps():
         torch.testing.assert_close(attn(x), expected)
+
+
+def test_sums_over_images_are_kept_in_more_bits_than_half_precision_has():
+    ones = torch.ones(1000, 1, dtype=torch.bfloat16)  # its sums stop at 256
+    with in_groups():
+        total, = kernel.in_groups(
+            lambda x: x.sum(0), 1, [ones], [(0, None)], [((1,), ones.dtype)], [(None, None)], sums=torch.float32)
+    assert total.tolist() == [1000.] and total.dtype == ones.dtype

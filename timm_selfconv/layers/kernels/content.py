@@ -53,7 +53,7 @@ def gradients(
         rows: Optional[torch.Tensor],
         cols: Optional[torch.Tensor],
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """Gradients of :func:`attend_to_keys`, where needed, from that of its result, (B, Q, W, heads, channels).
+    """Gradients of :func:`attend_to_keys`, where needed, from its result's, shape (B, Q, W, heads, channels).
 
     Softmax's, p (g - sum p g), is formed in place of g; its sum over key columns is that of row scores, over key rows
     that of column scores.

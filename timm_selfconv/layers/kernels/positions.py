@@ -102,7 +102,7 @@ def gradients_by_factors(
         col_probs: torch.Tensor,
         weight: torch.Tensor,
 ) -> Gradients:
-    """Gradients of :func:`attend_to_factors`, where needed, from that of its result, shape (B, Q1, Q2, out_channels)."""
+    """Gradients of :func:`attend_to_factors`, where needed, from its result's, shape (B, Q1, Q2, out_channels)."""
     rows, cols = F.threshold(row_probs.to(x.dtype), TINY, 0.), F.threshold(col_probs.to(x.dtype), TINY, 0.)
     (images, height, width, dim), heads = x.shape, len(rows)
     rows, cols, values = rows.flatten(0, 1), cols[:, None], weight.transpose(0, 1).contiguous()
@@ -141,7 +141,7 @@ def gradients_by_maps(
         maps: torch.Tensor,
         weight: torch.Tensor,
 ) -> Gradients:
-    """Gradients of :func:`attend_to_maps`, where needed, from that of its result, shape (B, Q, out_channels)."""
+    """Gradients of :func:`attend_to_maps`, where needed, from its result's, shape (B, Q, out_channels)."""
     rows = F.threshold(maps.to(x.dtype), TINY, 0.).transpose(0, 1).flatten(0, 1).expand(len(x), -1, -1)
     pixels, back = x.flatten(1, 2), grad.reshape(-1, len(weight))
     gathered = torch.bmm(rows, pixels)
