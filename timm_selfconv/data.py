@@ -57,11 +57,7 @@ def data_config(model: nn.Module) -> Dict[str, Any]:
 
 
 def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
-    """Scale greys of 16 bits, or floats from 0 to 1, to 8 bits; PIL's own conversion takes 255 for white and clips.
-
-    Raises:
-        ValueError: If nothing says which value is white: of integers of 32 bits, and of floats beyond 0 to 1.
-    """
+    """Scale greys of 16 bits, or floats from 0 to 1, to 8 bits; PIL's own conversion takes 255 for white and clips."""
     if image.mode[0] not in 'IF':
         return image
     values, white = np.asarray(image, np.float64), 1 if image.mode == 'F' else 65535
@@ -74,11 +70,7 @@ def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
 
 
 def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
-    """A picture as RGB, upright as its camera says, greys of 16 bits or floating point scaled to 8 bits.
-
-    Raises:
-        ValueError: If it can't be read whole, is too large to unpack, or is of an unknown scale; it is named.
-    """
+    """A picture as RGB, upright as its camera says; a ValueError names one that can't be read whole."""
     try:
         with Image.open(file) as image:
             ImageOps.exif_transpose(image, in_place=True)

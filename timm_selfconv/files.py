@@ -1,15 +1,14 @@
 """Atomic file and directory writes.
 
-Content goes to a temporary file or folder beside its target, reaches the disk, and gets its name: readers see the old
-content or the new, never a part. Writers need no lock, as each has a temporary file of a random name; of two that
-replace a file the last one counts, of two that make a new one the second is refused. A writer that is killed leaves one
+Content goes to a temporary folder beside its target, reaches the disk, and is moved to its name: readers see the old
+content or the new, never a part. Writers need no lock, as each has a folder of its own; of two that replace a file the
+last one counts, of two that make a new one the second is refused. A writer that is killed leaves one folder
 `.timm_selfconv-*.tmp` at most, which nothing reads and which may be removed when no writer runs.
 """
 import errno
 import hashlib
 import os
-import secrets
-import shutil
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, Type, Union
@@ -35,26 +34,6 @@ def sha256(path: PathLike) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def flush(*paths: Path) -> None:
-    """Wait until files, and the names in folders, are on the disk, where the system can say so.
-
-    Raises:
-        OSError: If the disk is full or broken, which some file systems only tell now.
-    """
-    for path in paths:
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except PermissionError:  # Windows opens no folders
-            continue
-        try:
-            os.fsync(descriptor)
-        except OSError as e:
-            if e.errno not in NO_FSYNC:
-                raise
-        finally:
-            os.close(descriptor)
-
-
 @contextmanager
 def os_errors(what: Any, *kinds: Type[Exception]) -> Iterator[None]:
     """Raise errors of other kinds, such as those of torch.save and safetensors on a full disk, as an OSError."""
@@ -64,18 +43,41 @@ def os_errors(what: Any, *kinds: Type[Exception]) -> Iterator[None]:
         raise OSError(f'{what}: {e or type(e).__name__}') from e
 
 
+def flush(*paths: Path) -> None:
+    """Wait until files, and the names in folders, are on the disk, where the system can say so."""
+    for path in paths:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except PermissionError:  # Windows opens no folders
+            continue
+        try:
+            os.fsync(descriptor)
+        except OSError as e:  # some file systems only tell now that the disk is full or broken
+            if e.errno not in NO_FSYNC:
+                raise
+        finally:
+            os.close(descriptor)
+
+
 @contextmanager
-def temporary_beside(path: Path) -> Iterator[Path]:
-    """Name of a temporary file or folder beside ``path``, removed in the end if it is still there."""
+def written_beside(path: Path, give_name: Callable[[Path, Path], None]) -> Iterator[Path]:
+    """Yields where to write a file or folder, which ``give_name`` moves from there to its path when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.timm_selfconv-{secrets.token_hex(8)}.tmp')
-    try:
+    with tempfile.TemporaryDirectory(prefix='.timm_selfconv-', suffix='.tmp', dir=path.parent) as folder:
+        temporary = Path(folder, path.name)
         yield temporary
-    finally:
-        if temporary.is_dir() and not temporary.is_symlink():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+        flush(*temporary.rglob('*'), temporary)
+        give_name(temporary, path)
+        flush(path.parent)
+
+
+def name_new(temporary: Path, path: Path) -> None:
+    """Give a file or folder a name that nothing has."""
+    try:
+        (os.rename if temporary.is_dir() else os.link)(temporary, path)  # unlike a file's rename they overwrite nothing
+    except OSError:
+        check_new(path)
+        os.rename(temporary, path)  # no links here (FAT): of two writers in one instant the last one counts
 
 
 def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
@@ -88,13 +90,9 @@ def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
     Raises:
         OSError: If it can't be written whole; an existing file stays as it is.
     """
-    path = Path(path)
-    with temporary_beside(path) as temporary:
+    with written_beside(Path(path), os.replace) as temporary:
         with os_errors(f'{path} cannot be written, is the disk full?', RuntimeError):
             write(temporary)
-        flush(temporary)
-        os.replace(temporary, path)
-        flush(path.parent)
 
 
 def write_new(path: PathLike, content: bytes) -> None:
@@ -107,17 +105,9 @@ def write_new(path: PathLike, content: bytes) -> None:
     Raises:
         FileExistsError: If there is something already, which stays as it is.
     """
-    path = Path(path)
     check_new(path)
-    with temporary_beside(path) as temporary:
+    with written_beside(Path(path), name_new) as temporary:
         temporary.write_bytes(content)
-        flush(temporary)
-        try:
-            os.link(temporary, path)  # unlike a rename it fails if there is something
-        except OSError:
-            check_new(path)
-            os.rename(temporary, path)  # no links here (FAT): of two writers in one instant the last one counts
-        flush(path.parent)
 
 
 @contextmanager
@@ -130,15 +120,7 @@ def new_folder(path: PathLike) -> Iterator[Path]:
     Raises:
         FileExistsError: If there is something already, which stays as it is.
     """
-    path = Path(path)
     check_new(path)
-    with temporary_beside(path) as temporary:
+    with written_beside(Path(path), name_new) as temporary:
         temporary.mkdir()
         yield temporary
-        flush(*temporary.rglob('*'), temporary)
-        try:
-            os.rename(temporary, path)
-        except OSError:
-            check_new(path)  # made meanwhile
-            raise
-        flush(path.parent)

@@ -32,11 +32,7 @@ def has_folder(args: argparse.Namespace) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that has files but no run, before the work that would overwrite them.
-
-    Raises:
-        FileExistsError: If it has.
-    """
+    """Refuse a folder that has files but no run, before the work that would overwrite them."""
     if folder.is_dir() and ((folder / 'last.pth.tar').is_file() or all(p.name[0] == '.' for p in folder.iterdir())):
         return  # a run, or what is left of one that was killed in its first epoch
     check_new(folder)

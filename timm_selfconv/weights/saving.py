@@ -24,21 +24,6 @@ def record_checksum(path: Path, checksum: str) -> None:
     replace_file(sums, lambda file: file.write_text(f'{text}\n'))
 
 
-def portable_state_dict(model: nn.Module, dtype: torch.dtype) -> Dict[str, torch.Tensor]:
-    """A model's state dict in another floating point type, on the CPU.
-
-    Raises:
-        ValueError: If a value is not finite in that type.
-    """
-    tensors = {}
-    for name, value in model.state_dict().items():
-        value = value.to('cpu', dtype if value.is_floating_point() else value.dtype)
-        if not value.isfinite().all():
-            raise ValueError(f'dtype={dtype}: {name} holds values that are not finite in it')
-        tensors[name] = value.contiguous()
-    return tensors
-
-
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
     """Save a model's state dict as safetensors, floating point tensors in another dtype.
 
@@ -53,7 +38,13 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
     """
     if Path(path).suffix != '.safetensors':
         raise ValueError(f'path={str(path)!r}: needs the ending .safetensors')
-    write_new(path, safetensors.torch.save(portable_state_dict(model, dtype), metadata={'format': 'pt'}))
+    tensors = {}
+    for name, value in model.state_dict().items():
+        value = value.to('cpu', dtype if value.is_floating_point() else value.dtype)
+        if not value.isfinite().all():
+            raise ValueError(f'dtype={dtype}: {name} holds values that are not finite in it')
+        tensors[name] = value.contiguous()
+    write_new(path, safetensors.torch.save(tensors, metadata={'format': 'pt'}))
 
 
 def write_net(model: nn.Module, folder: Union[str, Path], **config: Any) -> None:
