@@ -89,11 +89,7 @@ def fused(model: Any, wanted: bool) -> Any:
 
 
 def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = False, seed: int = 42) -> Any:
-    """A net with its own weights, those of a checkpoint, or as it is initialised from a seed.
-
-    Raises:
-        ValueError: If there is no such net, or its weights can't be loaded or aren't finite.
-    """
+    """A net with its own weights, those of a checkpoint, or as initialised; ValueError if it can't be had."""
     import timm
     import torch
     from timm_selfconv.models import zoo_names  # registers the nets, too

@@ -1,7 +1,7 @@
 """Pictures of one's own: a folder with a folder a class, checked, and which of them are held out."""
 import copy
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, List, Set, Tuple, Union
 
 import torch
 from timm.data.readers import get_img_extensions
@@ -14,14 +14,9 @@ __all__ = ['open_picture_folder']
 HELD_OUT = 0.2  # of each class, where a folder has no pictures to validate on
 
 
-def read_classes(folder: Path, class_map: Optional[Dict[str, int]] = None) -> Any:
-    """timm's reader of FOLDER/CLASS/PICTURE, with a number for each class, in their names' order by default.
-
-    Raises:
-        ValueError: If a class has no pictures or is not in the map, or pictures lie elsewhere; they are named.
-    """
-    endings = ', '.join(get_img_extensions())
-    needs = f'needs pictures ({endings}) in {folder / "CLASS"}'
+def read_classes(folder: Path) -> Any:
+    """timm's reader of FOLDER/CLASS/PICTURE, which numbers classes in their names' order; each has pictures."""
+    needs = f'needs pictures ({", ".join(get_img_extensions())}) in {folder / "CLASS"}'
     try:
         reader = ReaderImageFolder(str(folder))
     except RuntimeError as e:
@@ -33,18 +28,11 @@ def read_classes(folder: Path, class_map: Optional[Dict[str, int]] = None) -> An
     empty = [name for name in names if name not in reader.class_to_idx]
     if empty:
         raise ValueError(f'folder={str(folder)!r}: {needs}, has none of {empty}')
-    if class_map is not None and set(names) != set(class_map):
-        raise ValueError(
-            f'folder={str(folder)!r}: needs the classes to train on, {sorted(class_map)}, has {names}')
-    return ReaderImageFolder(str(folder), class_map) if class_map else reader
+    return reader
 
 
 def hold_out(reader: Any, share: float, seed: int) -> List[Any]:
-    """The readers of two parts of the pictures of another, the second a share of each class drawn at random.
-
-    Raises:
-        ValueError: If a class has one picture only.
-    """
+    """The readers of two parts of the pictures of another, the second a share of each class drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     held: Set[Tuple[str, int]] = set()
     for name, label in reader.class_to_idx.items():
@@ -72,7 +60,7 @@ def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDat
 
     Raises:
         ValueError: If there is no such folder, it has one class only, classes without pictures, or other classes to
-            validate on.
+            validate on, one picture of a class to hold one out of, or pictures elsewhere.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -85,7 +73,10 @@ def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDat
     if len(reader.class_to_idx) < 2:
         raise ValueError(f'folder={reader.root!r}: needs 2 classes at least, has {list(reader.class_to_idx)}')
     if validation is not None:
-        readers, told = [reader, read_classes(validation, reader.class_to_idx)], f'those in {validation.name}'
+        readers, told = [reader, read_classes(validation)], f'those in {validation.name}'
+        classes, found = (list(each.class_to_idx) for each in readers)
+        if found != classes:
+            raise ValueError(f'folder={str(validation)!r}: needs the classes to train on, {classes}, has {found}')
     else:
         readers, told = hold_out(reader, HELD_OUT, seed), f'{HELD_OUT:.0%} of each class, drawn by seed {seed}'
     return PictureDataset('', readers[0]), PictureDataset('', readers[1]), told

@@ -31,13 +31,6 @@ def has_folder(args: argparse.Namespace) -> bool:
     return args.num_classes is not None or args.img_size is not None or bool(own)
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that has files but no run, before the work that would overwrite them."""
-    if folder.is_dir() and ((folder / 'last.pth.tar').is_file() or all(p.name[0] == '.' for p in folder.iterdir())):
-        return  # a run, or what is left of one that was killed in its first epoch
-    check_new(folder)
-
-
 def train(
         args: argparse.Namespace,
         datasets: Sequence[Any],
@@ -65,8 +58,9 @@ def train(
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True  # as train.py has it
         args.torchcompile = 'inductor' if args.torchcompile is None else args.torchcompile
-    if has_folder(args):
-        check_folder(output)
+    others = {path.name for path in output.glob('[!.]*')}  # than what a run leaves that is killed in its first epoch
+    if has_folder(args) and others and 'last.pth.tar' not in others:
+        check_new(output)
     net = create_net(args, *datasets)
     images, validation = (load_images(dataset, net, device) for dataset in datasets)
     training = Training(args, net, images, batches)

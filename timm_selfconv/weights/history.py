@@ -46,17 +46,16 @@ def read_history(path: Path) -> Dict[str, Any]:
     """
     try:
         history = json.loads(path.read_text())
-        rows = history['rows']
-        epochs = [row['epochs'] for row in rows]
-        losses = [float(row['train_loss']) for row in rows[1:]]
-        [float(top1) for top1 in (row.get('eval_top1') for row in rows) if top1 is not None]
-        heads = [[[float(x) for x in head] for head in layer] for row in rows for layer in row['heads'] or ()]
+        epochs = [row['epochs'] for row in history['rows']]
+        if len(epochs) < 2 or epochs != list(range(len(epochs))):
+            raise ValueError(f'needs a row for each epoch from 0 on, has {epochs}')
+        told = [row['train_loss'] for row in history['rows'][1:]] + list(accuracies(history).values())
+        heads = [head for row in history['rows'] for layer in row['heads'] or () for head in layer]
+        if not all(len(head) == 5 for head in heads):
+            raise ValueError('needs five numbers for each head')
+        [float(x) for numbers in (told, *heads) for x in numbers]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: is no history of timm_selfconv.train ({type(e).__name__}: {e})') from e
-    if epochs != list(range(len(rows))) or not losses:
-        raise ValueError(f'{path}: needs a row for each epoch from 0 on, has {epochs}')
-    if any(len(head) != 5 for layer in heads for head in layer):
-        raise ValueError(f'{path}: needs five numbers for each head')
     return history
 
 
