@@ -6,7 +6,6 @@ import sys
 import pytest
 
 import timm_selfconv
-from timm_selfconv.weights import weights_path
 
 NET = 'sa_quadratic_tiny_cifar'
 
@@ -77,11 +76,3 @@ def test_run_under_torchrun(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f'rank{i}').read_text() for i in range(2)] == ['True', 'True']
-
-
-def test_export_registers_the_nets(tmp_path):
-    """In a process of its own, where no other command has."""
-    done = subprocess.run(
-        [sys.executable, '-m', 'timm_selfconv_cli', 'export', NET, '--checkpoint', weights_path(NET), '--data', 'none',
-         '--output', tmp_path / 'out'], capture_output=True, text=True)
-    assert "data='none': needs a folder" in done.stderr

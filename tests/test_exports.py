@@ -10,7 +10,6 @@ pytestmark = pytest.mark.slow
 
 # of the hierarchical nets one, for time
 EXPORTED = [name for name in SHALLOW if 'hier' not in name or name == 'sa_learned_content_hier_cifar']
-ONE_A_FAMILY = ['sa_quadratic_cifar', 'resvit_cifar', 'san_patchwise_cifar', 'resnet_tiny_cifar']
 
 
 def shallow(name):
@@ -32,22 +31,17 @@ def test_torchscript_based_onnx(name, tmp_path):
 
 
 @pytest.mark.parametrize('name', [
-    'sa_quadratic_cifar', 'sa_learned_content_cifar', 'resvit_cifar', 'resnet_tiny_cifar', 'san_pairwise_cifar'])
-def test_onnx_by_dynamo(name, tmp_path):
+    'sa_quadratic_cifar', 'sa_learned_content_cifar', 'resvit_cifar', 'resnet_tiny_cifar', 'san_pairwise_cifar',
+    'san_patchwise_cifar'])
+def test_torch_export_and_onnx_by_dynamo(name, tmp_path):
     pytest.importorskip('onnxscript')
-    model, file = shallow(name), tmp_path / 'net.onnx'
+    model, file, shapes = shallow(name), tmp_path / 'net.onnx', dict(x={0: torch.export.Dim('batch', min=1)})
+    program = torch.export.export(model, (images(2),), dynamic_shapes=shapes)
+    torch.testing.assert_close(program.module()(images(5)), model(images(5)))
     torch.onnx.export(
-        model, (images(2),), str(file), dynamo=True, input_names=['x'], verbose=False,
-        dynamic_shapes={'x': {0: torch.export.Dim('batch', min=1)}})
+        model, (images(2),), str(file), dynamo=True, input_names=['x'], verbose=False, dynamic_shapes=shapes)
     logits, = onnxruntime.InferenceSession(str(file)).run(None, {'x': images(5).numpy()})
     torch.testing.assert_close(torch.from_numpy(logits), model(images(5)), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('name', ONE_A_FAMILY)
-def test_torch_export(name):
-    model = shallow(name)
-    program = torch.export.export(model, (images(2),), dynamic_shapes=({0: torch.export.Dim('batch', min=1)},))
-    torch.testing.assert_close(program.module()(images(5)), model(images(5)))
 
 
 @pytest.mark.parametrize('name', EXPORTED)

@@ -1,7 +1,5 @@
 """What is installed: every file of the package, the recipes with it."""
-
 import pytest
-
 
 
 @pytest.fixture(scope='module')

@@ -58,11 +58,6 @@ def test_recipes_fit_train_py(recipe, train_py):
     assert load(recipe)['device_modules'] == ['timm_selfconv']
 
 
-@pytest.mark.parametrize('recipe', RECIPES)
-def test_the_line_that_lists_a_recipe_is_whole(recipe):
-    assert (FOLDER / f'{recipe}.yaml').read_text().splitlines()[0].endswith('.')
-
-
 def test_commands_of_the_chapter_are_taken():
     spans = re.findall('`(recipes/.+?)`', (FOLDER / 'README.md').read_text())
     words = [shlex.split(span) for span in spans if 'model=' in span]

@@ -6,25 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pictures import fill
+from pictures import fill_splits
 from timm_selfconv import train
 from timm_selfconv.training import trainer
 
 
 @pytest.fixture(scope='session')
-def noise():
-    """Fills a folder as timm's image folders are: of each class 12 pictures to train on and 3 to test."""
-    def noise(folder, *labels, size=(32, 32)):
-        for split, count in (('train', 12), ('test', 3)):
-            fill(folder / split, labels, count, size, seed=count)
-        return folder
-
-    return noise
-
-
-@pytest.fixture(scope='session')
-def folder(noise, tmp_path_factory):
-    return noise(tmp_path_factory.mktemp('noise'), 'airplane', 'automobile')  # eval matches them by name
+def folder(tmp_path_factory):
+    return fill_splits(tmp_path_factory.mktemp('noise'), 'airplane', 'automobile')  # eval matches them by name
 
 
 @pytest.fixture(scope='session')
@@ -33,14 +22,9 @@ def small():
 
 
 @pytest.fixture(scope='session')
-def tiny(repo):
-    return str(repo / 'recipes' / 'muon_tiny.yaml')
-
-
-@pytest.fixture(scope='session')
-def run(folder, tiny):
+def run(folder):
     """Trains by the command and returns the last checkpoint."""
-    def run(output, *more, data=folder, recipe=tiny):
+    def run(output, *more, data=folder, recipe='muon_tiny'):
         train.main([str(recipe), '--data', str(data), '--output', str(output), 'batch_size=8', *more])
         return torch.load(Path(output) / 'last.pth.tar', weights_only=True)
 

@@ -1,11 +1,7 @@
 """Recipes as our trainer reads them: what it does not do is refused."""
-from pathlib import Path
-
 import pytest
 
-from timm_selfconv.training.recipes import read_recipe
-
-TINY = str(Path(__file__).resolve().parent.parent.parent / 'recipes' / 'muon_tiny.yaml')
+from timm_selfconv.training.recipes import RECIPES, read_recipe
 
 
 @pytest.mark.parametrize('overrides,message', [
@@ -35,12 +31,12 @@ TINY = str(Path(__file__).resolve().parent.parent.parent / 'recipes' / 'muon_tin
 ])
 def test_what_it_does_not_do_is_refused(overrides, message):
     with pytest.raises(ValueError, match=message) as error:
-        read_recipe(TINY, overrides)
+        read_recipe('muon_tiny', overrides)
     assert '\n' not in str(error.value)
 
 
 def test_numbers_that_yaml_takes_for_words_are_numbers():
-    assert read_recipe(TINY, ['lr=1e-3', 'weight_decay=5E-2']).lr == 0.001
+    assert read_recipe('muon_tiny', ['lr=1e-3', 'weight_decay=5E-2']).lr == 0.001
 
 
 @pytest.mark.parametrize('text,message', [('a: [1', 'needs YAML'), ('- a', 'needs a line KEY'), ('', 'a line KEY')])
@@ -51,8 +47,7 @@ def test_broken_recipes_are_refused(tmp_path, text, message):
 
 
 def test_recipes_have_names(tmp_path, monkeypatch):
-    expected = read_recipe(TINY)
     monkeypatch.chdir(tmp_path)
-    assert read_recipe('muon_tiny') == expected
+    assert read_recipe('muon_tiny') == read_recipe(str(RECIPES / 'muon_tiny.yaml'))
     with pytest.raises(ValueError, match=r"recipe='nowhere.yaml': there is none; the package has .*tiny"):
         read_recipe('nowhere.yaml')

@@ -25,11 +25,11 @@ def last(folder):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run, stopped_after, tiny, small):
+def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run, stopped_after, small):
     more = ['--device', 'cpu', 'amp=false', 'epochs=400', 'drop=0.1', 'model_ema=true', 'mixup=0.2', 'cutmix=1',
             'reprob=0.5', small]
     command = [
-        sys.executable, '-m', 'timm_selfconv.train', tiny, '--data', str(folder),
+        sys.executable, '-m', 'timm_selfconv.train', 'muon_tiny', '--data', str(folder),
         '--output', str(tmp_path / 'killed'), 'batch_size=8', *more]
     environment = dict(os.environ, OMP_NUM_THREADS=str(torch.get_num_threads()))  # another number rounds otherwise
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as p:

@@ -18,6 +18,7 @@ from timm.data import create_transform
 from timm.data.random_erasing import RandomErasing
 from torch._dynamo import register_backend
 
+from pictures import fill_splits
 from timm_selfconv.cli import main as cli
 from timm_selfconv.data import at_size, class_names, load_images, open_dataset
 from timm_selfconv.models import CIFAR10_CLASSES
@@ -34,9 +35,9 @@ CPU = torch.device('cpu')
 
 
 @pytest.fixture(scope='module')
-def own(noise, tmp_path_factory):
+def own(tmp_path_factory):
     """Classes that no net has, pictures of another size and shape."""
-    return noise(tmp_path_factory.mktemp('own'), 'cow', 'ant', size=(40, 50))
+    return fill_splits(tmp_path_factory.mktemp('own'), 'cow', 'ant', size=(40, 50))
 
 
 def split(folder, name):
@@ -44,10 +45,10 @@ def split(folder, name):
 
 
 @pytest.fixture(scope='session')
-def training(folder, tiny, small):
+def training(folder, small):
     """Makes trainings of the small net, augmented as timm does, to be led by hand."""
     def make(*overrides):
-        args = read_recipe(tiny, [*LIKE_TIMM, 'batch_size=8', 'amp=null', small, *overrides])
+        args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', small, *overrides])
         net = trainer.create_net(args, dataset := split(folder, 'train'))
         return trainer.Training(args, net, load_images(dataset, net, CPU))
 
@@ -86,8 +87,8 @@ def test_what_does_not_fit_is_refused(tmp_path, refused, more, message):
     assert not (tmp_path / 'run').exists()
 
 
-def test_images_are_normalised_as_timm_does(folder, tiny):
-    args = read_recipe(tiny, [*LIKE_TIMM, *STILL])
+def test_images_are_normalised_as_timm_does(folder):
+    args = read_recipe('muon_tiny', [*LIKE_TIMM, *STILL])
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8)
     augment = Augment(args, model, CPU)
     images, labels = load_images(split(folder, 'test'), model, CPU)
@@ -131,10 +132,10 @@ def test_each_image_size_is_a_graph_without_symbolic_shapes(tmp_path, run):
     assert images == [(8, 3, 16, 16), (8, 3, 32, 32)]
 
 
-def test_classes_are_the_net_s_by_name(tmp_path, noise, own, refused, tiny, small):
-    known = noise(tmp_path / 'data', 'truck', 'cat')
+def test_classes_are_the_net_s_by_name(tmp_path, own, refused, small):
+    known = fill_splits(tmp_path / 'data', 'truck', 'cat')
     train_set, test_set = (split(known, name) for name in ('train', 'test'))
-    trainer.create_net(read_recipe(tiny, [small]), train_set, test_set)
+    trainer.create_net(read_recipe('muon_tiny', [small]), train_set, test_set)
     assert [label for _, label in test_set] == [3] * 3 + [9] * 3 and train_set[0][1] == 3
     for more, message in ((small, r"dataset's are \['ant', 'cow'\], the model's .* key num_classes=2"),
                           ('num_classes=3', r"num_classes=3: the training images have 2, \('ant', 'cow'\)")):
@@ -143,17 +144,18 @@ def test_classes_are_the_net_s_by_name(tmp_path, noise, own, refused, tiny, smal
 
 
 @pytest.mark.parametrize('name,count', [('resnet_tiny_cifar', 2), ('sa_quadratic_tiny_cifar', 10)])
-def test_other_classes_get_a_new_classifier(name, count, tiny):
+def test_other_classes_get_a_new_classifier(name, count):
     """Behind the weights that the net has, even if there are as many of them."""
     names = [f'class {i}' for i in range(count)]
     dataset = SimpleNamespace(class_to_idx={name: i for i, name in enumerate(names)})
     keys = [f'model={name}', 'pretrained=true', f'num_classes={count}']
-    ours, trained = trainer.create_net(read_recipe(tiny, keys), dataset), timm.create_model(name, pretrained=True)
+    ours = trainer.create_net(read_recipe('muon_tiny', keys), dataset)
+    trained = timm.create_model(name, pretrained=True)
     states = ours.state_dict(), trained.state_dict()
     assert all(torch.equal(states[0][k], v) == ('fc.' not in k) for k, v in states[1].items())
     assert class_names(ours, count) == tuple(names) and ours(torch.zeros(1, 3, 32, 32)).shape == (1, count)
     dataset.class_to_idx = dict(zip(CIFAR10_CLASSES, range(10)))
-    kept = trainer.create_net(read_recipe(tiny, [*keys[:2], 'num_classes=10']), dataset).state_dict()
+    kept = trainer.create_net(read_recipe('muon_tiny', [*keys[:2], 'num_classes=10']), dataset).state_dict()
     torch.testing.assert_close(kept, trained.state_dict(), rtol=0, atol=0)
 
 
@@ -334,7 +336,7 @@ def test_every_recipe_is_rehearsed(recipe, tmp_path, capsys, run, stopped_after,
 
 
 @pytest.mark.parametrize('name', SHALLOW)
-def test_every_net_trains_resumes_and_loads(name, tmp_path, capsys, run, tiny):
+def test_every_net_trains_resumes_and_loads(name, tmp_path, capsys, run):
     more = ['--batches', '2', *LIKE_TIMM, 'epochs=2', f'model={name}', f'model_kwargs={json.dumps(SHALLOW[name])}']
     checkpoint = run(tmp_path / 'run', *more)
     assert checkpoint['epoch'] == 1 and checkpoint['arch'] == name
@@ -347,7 +349,7 @@ def test_every_net_trains_resumes_and_loads(name, tmp_path, capsys, run, tiny):
     net = timm.create_model(model, pretrained=True).state_dict()
     torch.testing.assert_close(net, checkpoint['state_dict'])
     card = (tmp_path / 'run' / 'README.md').read_text()
-    assert f'| recipe | {tiny} |' in card and '| seed | 42 |' in card
+    assert '| recipe | muon_tiny |' in card and '| seed | 42 |' in card
 
 
 def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_path, capsys, monkeypatch, run):
