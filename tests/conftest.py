@@ -23,25 +23,20 @@ def repo():
     return Path(__file__).resolve().parent.parent
 
 
-def folder(variable, content):
-    if not os.environ.get(variable):
-        pytest.skip(f'{variable} names no folder with {content}')
-    return os.environ[variable]
+def folder_of(variable, content):
+    """A fixture: the folder that a variable of the environment names."""
+    @pytest.fixture(scope='session')
+    def folder():
+        if not os.environ.get(variable):
+            pytest.skip(f'{variable} names no folder with {content}')
+        return os.environ[variable]
+
+    return folder
 
 
-@pytest.fixture(scope='session')
-def cifar10():
-    return folder('CIFAR10', "CIFAR-10 in the Hub's parquet layout")
-
-
-@pytest.fixture(scope='session')
-def timm_scripts():
-    return folder('TIMM_SCRIPTS', "timm's scripts")
-
-
-@pytest.fixture(scope='session')
-def timm_tests():
-    return folder('TIMM_TESTS', "timm's sdist")
+cifar10 = folder_of('CIFAR10', "CIFAR-10 in the Hub's parquet layout")
+timm_scripts = folder_of('TIMM_SCRIPTS', "timm's scripts")
+timm_tests = folder_of('TIMM_TESTS', "timm's sdist")
 
 
 @pytest.fixture
@@ -49,11 +44,10 @@ def as_a_script(monkeypatch):
     """Undoes what a script does to the process that it takes for its own: arguments, paths and logging."""
     monkeypatch.setattr(sys, 'argv', sys.argv)
     monkeypatch.setattr(sys, 'path', list(sys.path))
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
+    monkeypatch.setattr(logging.root, 'handlers', list(logging.root.handlers))
+    level = logging.root.level
     yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
+    logging.root.setLevel(level)
 
 
 @pytest.fixture(scope='session')

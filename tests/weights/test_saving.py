@@ -41,6 +41,7 @@ def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
     assert weights.measured_accuracy('net') == 0.8123
     card = ModelCard.load(weights.card_path('net'))
     assert card.data.license == 'apache-2.0' and card.data.library_name == 'timm'
+    assert [result.metric_value for result in card.data.eval_results] == [0.8123]  # which the Hub shows
     assert '| seed | 42 |' in card.text and 'import timm_selfconv' in card.text
     read = weights.card_facts('net')
     assert read.pop('test accuracy').startswith('0.8123 (10,000 images') and read == facts

@@ -139,7 +139,7 @@ def model_card(
         file: The weight file that the card's snippet loads; by default it loads what ``pretrained=True`` does.
 
     Returns:
-        Markdown with the metadata block that :func:`timm_selfconv.weights.measured_accuracy` and the Hub read.
+        Markdown with the metadata block that the Hub reads.
     """
     cifar10 = 'uoft-cs/cifar10'
     on_cifar10: Dict[str, Any] = dict(datasets=[cifar10], model_name=name, eval_results=[EvalResult(
