@@ -8,7 +8,7 @@ def fill(folder, names, count=1, size=(32, 32), seed=0):
     """Make a folder for each name with so many pictures of noise, 0.png and so on; returns the folder of all."""
     rng = np.random.default_rng(seed)
     for name in map(str, names):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):
             Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name / f'{i}.png')
     return folder

@@ -76,7 +76,7 @@ def test_resized_crops_are_pil_s(monkeypatch, interpolation, kind, tolerance):
     """The interior: at its border PIL sees the window alone, grid_sample what lies around it (and cubics differ)."""
     smooth = np.add.outer(np.linspace(0, 120, 32), np.linspace(0, 120, 32))[..., None] * np.array([1, .5, .9])
     picture = (smooth + 8 * np.sin(np.arange(32))[:, None, None]).astype(np.uint8)
-    size, corner = torch.tensor([[0.3, 0.6], [0.2, 0.7]]), torch.tensor([[0.1, 0.8], [0.5, 0.99]])
+    size, corner = torch.tensor([[0.3, 0.6], [0.2, 0.7]]), torch.tensor([[0.1, 0.99], [0.5, 0.99]])
     drawn = {3: torch.cat([torch.ones(2, 1, 2), size[:, None].expand(-1, 9, -1)], 1), 2: corner}  # the first won't fit
     monkeypatch.setattr(torch, 'rand', lambda *shape, **kwargs: drawn[len(shape)])
     x = torch.from_numpy(picture).permute(2, 0, 1).float().expand(2, -1, -1, -1)
@@ -89,21 +89,6 @@ def test_resized_crops_are_pil_s(monkeypatch, interpolation, kind, tolerance):
         wanted = Image.fromarray(picture).crop((left, top, left + w, top + h)).resize((32, 32), kind)
         difference = image.permute(1, 2, 0).numpy() - np.asarray(wanted, dtype=float)
         assert np.abs(difference[2:-2, 2:-2]).max() < tolerance
-
-
-def test_windows_are_drawn_as_timm_draws_them():
-    """A map of its own coordinates tells each window: mean and spread of its sides and corner, against timm's."""
-    torch.manual_seed(0)
-    rows = torch.arange(32.).view(1, 1, 32, 1).expand(4000, 1, 32, 32)
-    crops = random_resized_crop(rows, (0.3, 1.), (0.75, 4 / 3), 'bilinear')[:, 0, :, 16]
-    height = (crops[:, 20] - crops[:, 10]) / 10 * 32
-    top = crops[:, 16] - height * (16.5 / 32) + 0.5
-    transform = timm.data.transforms.RandomResizedCropAndInterpolation
-    timms = [transform.get_params(Image.new('L', (32, 32)), (0.3, 1.), (0.75, 4 / 3)) for _ in range(4000)]
-    wanted_top, _, wanted_height, _ = torch.tensor(timms).double().T
-    for ours, wanted in ((height, wanted_height), (top, wanted_top)):
-        assert float(ours.mean()) == pytest.approx(float(wanted.mean()), abs=0.3)
-        assert float(ours.std()) == pytest.approx(float(wanted.std()), abs=0.3)
 
 
 @pytest.mark.parametrize('size', [16, 24, 32, 40])

@@ -4,7 +4,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 import pictures
 from timm_selfconv.training.picture_folder import open_picture_folder
@@ -55,14 +54,11 @@ def test_of_a_folder_train_only_a_share_is_held_out(tmp_path):
     ({'train': dict(cat=3, dog=3), 'val': dict(cat=3, dog=0)}, r"val': .*has none of \['dog'\]"),
     ({'val': dict(cat=3, dog=3)}, r"has val, needs train beside it"),
     ({'cat': dict(young=3), '.': dict(dog=3)}, r"has 3 elsewhere, such as .*young"),
-    ({'.': dict(cat=3, dog=3, **{'..': 1})}, r"has 1 elsewhere"),
+    ({'.': {'cat': 3, 'dog': 3, '.': 1}}, r"has 1 elsewhere"),
 ], ids=str)
 def test_folders_that_make_no_net_are_refused(tmp_path, folders, message):
     for name, classes in folders.items():
         (tmp_path / 'own' / name).mkdir(parents=True, exist_ok=True)
-        if '..' in classes:
-            Image.new('RGB', (8, 8)).save(tmp_path / 'own' / 'stray.png')
-            classes = {k: v for k, v in classes.items() if k != '..'}
         fill(tmp_path / 'own' / name, **classes)
     with pytest.raises(ValueError) as refused:
         open_picture_folder(tmp_path / 'own', 1)
