@@ -105,19 +105,15 @@ def test_a_checkpoint_that_outgrows_a_limit_is_an_oserror(tmp_path, limit):
     assert os.listdir(tmp_path) == ['last.pth.tar'] and (tmp_path / 'last.pth.tar').read_bytes() == before
 
 
-@pytest.fixture
-def failing(monkeypatch):
-    """Lets functions of os fail."""
-    def failing(number, *names):
-        for name in names:
-            monkeypatch.setattr(files.os, name, mock.Mock(side_effect=OSError(number, os.strerror(number))))
-
-    return failing
+def let_fail(monkeypatch, number, *names):
+    """Functions of os fail by an error of a number."""
+    for name in names:
+        monkeypatch.setattr(files.os, name, mock.Mock(side_effect=OSError(number, os.strerror(number))))
 
 
 @pytest.mark.parametrize('names', [['fsync'], ['link', 'rename', 'replace']], ids=str)  # fsync: as network drives do
-def test_a_disk_that_is_full_in_the_end_leaves_nothing(tmp_path, failing, names):
-    failing(errno.ENOSPC, *names)
+def test_a_disk_that_is_full_in_the_end_leaves_nothing(tmp_path, monkeypatch, names):
+    let_fail(monkeypatch, errno.ENOSPC, *names)
     with pytest.raises(OSError, match='No space left'):
         files.write_new(tmp_path / 'file', b'content')
     with pytest.raises(OSError, match='No space left'):
@@ -128,8 +124,8 @@ def test_a_disk_that_is_full_in_the_end_leaves_nothing(tmp_path, failing, names)
 
 
 @pytest.mark.parametrize('number,name', [(errno.EPERM, 'link'), (errno.EINVAL, 'fsync')])  # FAT, network drives
-def test_where_there_are_no_links_or_flushes_new_files_are_whole_too(tmp_path, failing, number, name):
-    failing(number, name)
+def test_where_there_are_no_links_or_flushes_new_files_are_whole_too(tmp_path, monkeypatch, number, name):
+    let_fail(monkeypatch, number, name)
     files.write_new(tmp_path / 'file', b'first')
     with pytest.raises(FileExistsError, match=r'file exists: remove it'):
         files.write_new(tmp_path / 'file', b'second')

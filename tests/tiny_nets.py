@@ -29,6 +29,9 @@ def random_net(encoding='quadratic', terms=('position',), num_heads=4, seed=0, s
 
 
 NARROW = dict(embed_dim=8, mlp_dim=8, depth=2)
+SMALL = f'model_kwargs={NARROW}'  # as a key of a recipe
+
+
 def small_sizes(name):
     """Keywords that make a net of the zoo narrow and shallow."""
     if name.startswith('san_'):

@@ -11,9 +11,10 @@ from pictures import fill
 from timm_selfconv.cli import main
 from timm_selfconv.data import classify, open_images
 from timm_selfconv.training import trainer
+from tiny_nets import SMALL
 
 NET = 'sa_quadratic_tiny_cifar'
-SMALL = ['pretrained=false', 'model_kwargs={embed_dim: 8, mlp_dim: 8, depth: 2}', 'epochs=2']
+BRIEF = ['pretrained=false', SMALL, 'epochs=2']
 
 
 @pytest.fixture(scope='module')
@@ -64,7 +65,7 @@ def test_every_command_takes_the_net(digits, net, tmp_path, capsys, command):
 
 def test_a_killed_one_goes_on_and_a_whole_one_stays(digits, tmp_path, monkeypatch, refused):
     def command(output):
-        return ['finetune', NET, str(digits), '--seed', '3', '--output', str(tmp_path / output), *SMALL]
+        return ['finetune', NET, str(digits), '--seed', '3', '--output', str(tmp_path / output), *BRIEF]
 
     def finetune(output):
         main(command(output))
@@ -86,7 +87,7 @@ def test_a_killed_one_goes_on_and_a_whole_one_stays(digits, tmp_path, monkeypatc
 def test_teachers_pass_on(digits, tmp_path):
     """To a net that was begun in one that had some."""
     nets = [tmp_path / name for name in ('first', 'second')]
-    main(['finetune', NET, str(digits), '--output', str(nets[0]), *SMALL, 'epochs=1'])
+    main(['finetune', NET, str(digits), '--output', str(nets[0]), *BRIEF, 'epochs=1'])
     card = (nets[0] / 'README.md').read_text()
     assert '| initialised from | none |\n| teacher | none |' in card
     (nets[0] / 'README.md').write_text(card.replace('teacher | none', 'teacher | resnet18_cifar (0.9474)'))
@@ -110,6 +111,6 @@ def test_unreadable_pictures_are_named_before_training(tmp_path, capsys):
     for file in fill(tmp_path / 'own', ['cat', 'dog'], count=5).rglob('*.png'):
         file.write_bytes(b'no picture')
     with pytest.raises(SystemExit):
-        main(['finetune', NET, str(tmp_path / 'own'), '--output', str(tmp_path / 'net'), *SMALL])
+        main(['finetune', NET, str(tmp_path / 'own'), '--output', str(tmp_path / 'net'), *BRIEF])
     assert re.search(r"cat/\d.png': needs a readable picture.*; and 5 more", capsys.readouterr().err)
     assert not (tmp_path / 'net').exists()

@@ -1,6 +1,6 @@
 """Runs of the trainer: two classes of noise, a net as small as may be."""
 import re
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,20 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
-def small():
-    return 'model_kwargs={embed_dim: 8, mlp_dim: 8, depth: 2}'
-
-
-@pytest.fixture(scope='session')
 def run(folder):
-    """Trains by the command and returns the last checkpoint."""
-    def run(output, *more, data=folder, recipe='muon_tiny'):
-        train.main([str(recipe), '--data', str(data), '--output', str(output), 'batch_size=8', *more])
+    """Trains by the command and returns the last checkpoint; ``until`` ends it after that of an epoch, from 0."""
+    class Enough(Exception):
+        pass
+
+    def run(output, *more, data=folder, recipe='muon_tiny', until=None):
+        def publish(self, *args):
+            if len(self.history) > until:
+                raise Enough
+
+        with pytest.MonkeyPatch.context() as patch, nullcontext() if until is None else pytest.raises(Enough):
+            if until is not None:
+                patch.setattr(trainer.Training, 'publish', publish)
+            train.main([str(recipe), '--data', str(data), '--output', str(output), 'batch_size=8', *more])
         return torch.load(Path(output) / 'last.pth.tar', weights_only=True)
 
     return run
@@ -41,21 +46,3 @@ def refused(run, capsys):
         assert stopped.value.code == status and re.search(message, error), error
 
     return refused
-
-
-@pytest.fixture(scope='session')
-def stopped_after():
-    """A context in which training ends between the checkpoint of an epoch, counted from 0, and what follows from it."""
-    @contextmanager
-    def stopped_after(epoch):
-        class Enough(Exception):
-            pass
-
-        def publish(self, *args):
-            if len(self.history) > epoch:
-                raise Enough
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Enough):
-            patch.setattr(trainer.Training, 'publish', publish)
-            yield
-
-    return stopped_after

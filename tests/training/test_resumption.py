@@ -12,12 +12,12 @@ import torch
 from filelock import FileLock
 
 from timm_selfconv.training import trainer
+from tiny_nets import SMALL
 
 
-@pytest.fixture
-def brief(small):
-    """One batch an epoch."""
-    return lambda epochs: ['--batches', '1', f'epochs={epochs}', small]
+def brief(epochs):
+    """One batch an epoch, of a small net."""
+    return ['--batches', '1', f'epochs={epochs}', SMALL]
 
 
 def last(folder):
@@ -25,9 +25,9 @@ def last(folder):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run, stopped_after, small):
+def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run):
     more = ['--device', 'cpu', 'amp=false', 'epochs=400', 'drop=0.1', 'model_ema=true', 'mixup=0.2', 'cutmix=1',
-            'reprob=0.5', small]
+            'reprob=0.5', SMALL]
     command = [
         sys.executable, '-m', 'timm_selfconv.train', 'muon_tiny', '--data', str(folder),
         '--output', str(tmp_path / 'killed'), 'batch_size=8', *more]
@@ -39,10 +39,8 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run,
     done = last(tmp_path / 'killed')['epoch']
     assert 1 <= done < 399  # between the line and the file of an epoch, too
 
-    for output in ('killed', 'whole'):  # the schedule knows the number of epochs, so the rest of both is cut short
-        with stopped_after(done + 2):
-            run(tmp_path / output, *more)
-    killed, whole = last(tmp_path / 'killed'), last(tmp_path / 'whole')
+    # the schedule knows the number of epochs, so the rest of both is cut short
+    killed, whole = (run(tmp_path / output, *more, until=done + 2) for output in ('killed', 'whole'))
     assert killed['epoch'] == whole['epoch'] == done + 2
     for row in (*killed['history'], *whole['history']):
         assert row.pop('images_per_second') > 0  # the only thing that may differ
@@ -50,17 +48,16 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run,
         torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
 
 
-def test_a_net_that_learns_maps_goes_on_with_its_linear_layers(tmp_path, run, stopped_after, small):
-    more = ['epochs=2', 'opt=muon', 'kd_model_name=resnet_tiny_cifar', 'kd_maps={0: 2, 1: 4}', small]
-    with stopped_after(0):
-        run(tmp_path / 'killed', *more)
+def test_a_net_that_learns_maps_goes_on_with_its_linear_layers(tmp_path, run):
+    more = ['epochs=2', 'opt=muon', 'kd_model_name=resnet_tiny_cifar', 'kd_maps={0: 2, 1: 4}', SMALL]
+    run(tmp_path / 'killed', *more, until=0)
     killed, whole = (run(tmp_path / output, *more) for output in ('killed', 'whole'))
     for key in ('state_dict', 'kd_heads'):
         torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
     torch.testing.assert_close(killed['optimizer']['state'], whole['optimizer']['state'], rtol=0, atol=0)
 
 
-def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, run, refused, brief):
+def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, run, refused):
     run(tmp_path / 'run', *brief(1))
     before = (tmp_path / 'run' / 'last.pth.tar').read_bytes()
     refused(r"run of another recipe \(\['lr'\] differ\)", tmp_path / 'run', *brief(1), 'lr=0.5')
@@ -70,10 +67,8 @@ def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, 
     assert (tmp_path / 'run' / 'last.pth.tar').read_bytes() == before
 
 
-def test_a_run_from_before_new_keys_goes_on(tmp_path, run, stopped_after, brief):
-    with stopped_after(0):
-        run(tmp_path, *brief(3))
-    checkpoint = last(tmp_path)
+def test_a_run_from_before_new_keys_goes_on(tmp_path, run):
+    checkpoint = run(tmp_path, *brief(3), until=0)
     for entries, key in (
             (checkpoint, 'data'), (checkpoint, 'kd_heads'),
             (checkpoint['args'], 'kd_temperature'), (checkpoint['args'], 'grad_accum_steps')):
@@ -92,9 +87,8 @@ def flip(content):
 
 @pytest.mark.parametrize('damage', [lambda content: b'', lambda content: content[:-1000], flip], ids=[
     'empty', 'nearly whole', 'a bit'])
-def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, stopped_after, brief, damage):
-    with stopped_after(1):
-        run(tmp_path, *brief(3))
+def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, damage):
+    run(tmp_path, *brief(3), until=1)
     path = tmp_path / 'last.pth.tar'
     path.write_bytes(damage(path.read_bytes()))
     whole, resumed = run(tmp_path / 'whole', *brief(3)), run(tmp_path, *brief(3))
@@ -108,7 +102,7 @@ def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, st
 
 
 @pytest.mark.parametrize('content', [dict(state_dict={}), [1, 2]])
-def test_other_checkpoints_do_not_resume(tmp_path, refused, brief, content):
+def test_other_checkpoints_do_not_resume(tmp_path, refused, content):
     torch.save(content, tmp_path / 'last.pth.tar')
     refused('has a checkpoint that timm_selfconv.train did not write', tmp_path, *brief(1))
 
@@ -117,7 +111,7 @@ def test_other_checkpoints_do_not_resume(tmp_path, refused, brief, content):
     (lambda c: c.pop('optimizer'), "'optimizer'"), (lambda c: c['state_dict'].pop('stem.bias'), 'Missing key'),
     (lambda c: c['args'].pop('model'), "run of another recipe.*'model'"),
     (lambda c: c['state_dict']['head.fc.bias'].fill_(float('nan')), r'values in head.fc.bias that are not finite')])
-def test_checkpoints_with_something_missing_do_not_resume(tmp_path, run, refused, brief, change, message):
+def test_checkpoints_with_something_missing_do_not_resume(tmp_path, run, refused, change, message):
     """Nor does a finished run whose weights are no numbers count as one."""
     checkpoint = run(tmp_path, *brief(1))
     change(checkpoint)
@@ -126,24 +120,24 @@ def test_checkpoints_with_something_missing_do_not_resume(tmp_path, run, refused
 
 
 @pytest.mark.parametrize('kept', [1, 2, 4])
-def test_as_many_checkpoints_stay_as_the_recipe_asks_for(tmp_path, run, brief, kept):
+def test_as_many_checkpoints_stay_as_the_recipe_asks_for(tmp_path, run, kept):
     run(tmp_path, *brief(5), f'checkpoint_hist={kept}')
     older = {path.name: torch.load(path, weights_only=True)['epoch'] for path in tmp_path.glob('checkpoint-*')}
     assert older == {f'checkpoint-{epoch}.pth.tar': epoch for epoch in range(4)[4 - (kept - 1):]}
 
 
-def test_one_training_a_folder(tmp_path, run, refused, brief):
+def test_one_training_a_folder(tmp_path, run, refused):
     with FileLock(tmp_path / '.lock'):
         refused('another training runs there', tmp_path, *brief(1))
     assert run(tmp_path, *brief(1))['epoch'] == 0
 
 
-def test_the_first_loss_that_is_not_finite_stops_it(tmp_path, monkeypatch, run, refused, small):
+def test_the_first_loss_that_is_not_finite_stops_it(tmp_path, monkeypatch, run, refused):
     def loss(self, *args):
         calls.append(1)
         return whole(self, *args) * (float('nan') if len(calls) == 5 else 1)
 
-    whole, calls, more = trainer.Training.loss, [], ['epochs=3', small]
+    whole, calls, more = trainer.Training.loss, [], ['epochs=3', SMALL]
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Training, 'loss', loss)  # three batches an epoch: the second of the second
         refused('epoch 1, step 1: the loss is nan.* keeps the epochs before', tmp_path / 'run', *more, status=1)

@@ -27,7 +27,7 @@ from timm_selfconv.training import trainer
 from timm_selfconv.training.augment import Augment, random_erasing
 from timm_selfconv.training.recipes import RECIPES, read_recipe
 from timm_selfconv.weights.history import accuracies, read_history
-from tiny_nets import SHALLOW
+from tiny_nets import SHALLOW, SMALL
 
 LIKE_TIMM = ['crop_padding=null', 'img_sizes={}']  # crops and image sizes as train.py has them
 STILL = ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'opt=momentum', 'warmup_epochs=0', 'epochs=2']  # as if in order
@@ -45,10 +45,10 @@ def split(folder, name):
 
 
 @pytest.fixture(scope='session')
-def training(folder, small):
+def training(folder):
     """Makes trainings of the small net, augmented as timm does, to be led by hand."""
     def make(*overrides):
-        args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', small, *overrides])
+        args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
         net = trainer.create_net(args, dataset := split(folder, 'train'))
         return trainer.Training(args, net, load_images(dataset, net, CPU))
 
@@ -132,12 +132,12 @@ def test_each_image_size_is_a_graph_without_symbolic_shapes(tmp_path, run):
     assert images == [(8, 3, 16, 16), (8, 3, 32, 32)]
 
 
-def test_classes_are_the_net_s_by_name(tmp_path, own, refused, small):
+def test_classes_are_the_net_s_by_name(tmp_path, own, refused):
     known = fill_splits(tmp_path / 'data', 'truck', 'cat')
     train_set, test_set = (split(known, name) for name in ('train', 'test'))
-    trainer.create_net(read_recipe('muon_tiny', [small]), train_set, test_set)
+    trainer.create_net(read_recipe('muon_tiny', [SMALL]), train_set, test_set)
     assert [label for _, label in test_set] == [3] * 3 + [9] * 3 and train_set[0][1] == 3
-    for more, message in ((small, r"dataset's are \['ant', 'cow'\], the model's .* key num_classes=2"),
+    for more, message in ((SMALL, r"dataset's are \['ant', 'cow'\], the model's .* key num_classes=2"),
                           ('num_classes=3', r"num_classes=3: the training images have 2, \('ant', 'cow'\)")):
         refused(message, tmp_path / 'run', more, data=own)
     assert not (tmp_path / 'run').exists()
@@ -179,8 +179,8 @@ def test_a_net_with_classes_of_its_own_is_a_folder_of_its_own(own, tmp_path, cap
         assert f'cannot be loaded, take local-dir:{tmp_path}/run instead (Error' in capsys.readouterr().err
 
 
-def test_bfloat16_is_for_processors_that_have_it(tmp_path, capsys, monkeypatch, run, refused, training, small):
-    more = ['--batches', '1', 'epochs=1', small]
+def test_bfloat16_is_for_processors_that_have_it(tmp_path, capsys, monkeypatch, run, refused, training):
+    more = ['--batches', '1', 'epochs=1', SMALL]
     monkeypatch.setattr(torch.cpu, 'get_capabilities', dict, raising=False)
     assert run(tmp_path, *more)['amp'] is False
     assert 'trains in float32: this CPU has no arithmetic for bfloat16\n' in capsys.readouterr().out
@@ -289,7 +289,7 @@ def test_maps_of_the_teacher_s_stages_are_learned_too(training):
     assert training.checkpoint()['state_dict'].keys() == training.model.state_dict().keys()
 
 
-def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, monkeypatch, run, small):
+def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, monkeypatch, run):
     seen = []
     epoch = trainer.Training.epoch
 
@@ -298,7 +298,7 @@ def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, monkeypatch, r
         return epoch(self, scheduler)
 
     monkeypatch.setattr(trainer.Training, 'epoch', observed)
-    run(tmp_path, '--batches', '3', 'epochs=3', 'val_interval=2', 'position_lr_scale=30', small)  # all batches
+    run(tmp_path, '--batches', '3', 'epochs=3', 'val_interval=2', 'position_lr_scale=30', SMALL)  # all batches
     card = (tmp_path / 'README.md').read_text()
     assert '| epochs | 3 |' in card and '| images |' not in card and '--batches' not in card
     history = read_history(tmp_path / 'history.json')
@@ -315,18 +315,17 @@ def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, monkeypatch, r
 
 
 @pytest.mark.parametrize('recipe', sorted(RECIPES.glob('*.yaml')), ids=lambda path: path.stem)
-def test_every_recipe_is_rehearsed(recipe, tmp_path, capsys, run, stopped_after, small):
+def test_every_recipe_is_rehearsed(recipe, tmp_path, capsys, run):
     """Two batches of each of its phases, stopped in the middle and resumed, by a small net; its own are below."""
     keys = yaml.safe_load(recipe.read_text())
     phases = keys.get('img_sizes', {})
     more = ['--batches', '2', 'model=sa_quadratic_tiny_cifar', 'aa=null', 'val_split=test',
             f'epochs={max(3, len(phases))}', f'img_sizes={dict(enumerate(phases.values()))}']
-    more += [] if keys.get('pretrained') else [small]
-    with stopped_after(1):
-        run(tmp_path, *more, recipe=recipe)
+    more += [] if keys.get('pretrained') else [SMALL]
+    run(tmp_path, *more, recipe=recipe, until=1)
     assert run(tmp_path, *more, recipe=recipe)['epoch'] == max(3, len(phases)) - 1
     card, command = tmp_path / 'README.md', capsys.readouterr().out.splitlines()[-1]  # of the small net, and for others
-    facts = card.read_text() if small in more else command
+    facts = card.read_text() if SMALL in more else command
     assert str(recipe) in facts and ('image sizes' in facts) == bool(phases)
 
 
