@@ -1,7 +1,6 @@
 """What commands say on stderr: a line where the user went wrong, else nothing."""
 import json
 import os
-import shutil
 import socketserver
 import subprocess
 import sys
@@ -23,33 +22,30 @@ from timm_selfconv.cli import main
 def broken(tmp_path, monkeypatch):
     """A folder of files and folders that hold something else than their names say."""
     monkeypatch.chdir(tmp_path)
-    Path('text.pt').write_text('hello')
-    Path('text.safetensors').write_text('hello')
-    net = torch.nn.Linear(2, 2)
-    things = dict(tensor=torch.zeros(3), module=net, other=net.state_dict(), state=dict(state_dict=3))
-    for name, thing in things.items():
-        torch.save(thing, f'{name}.pt')
-    for file in (*Path().glob('*.pt'), 'nothing', 'folder'):
-        run = Path('runs', Path(file).stem)
-        (run / 'checkpoint-0.pth.tar' if file == 'folder' else run).mkdir(parents=True)
-        if file not in ('nothing', 'folder'):
-            shutil.copyfile(file, run / 'checkpoint-0.pth.tar')
     model = '"architecture": "sa_quadratic_tiny_cifar"'
     configs = dict(
         text='hello', list='[]', unknown='{"architecture": "nowhere"}', damaged=f'{{{model}}}',
         wrong=f'{{{model}, "model_args": {{"nowhere": 3}}, "pretrained_cfg": {{}}}}')
-    for name, config in configs.items():
-        Path('nets', name).mkdir(parents=True)
-        Path('nets', name, 'config.json').write_text(config)
-        Path('nets', name, 'model.safetensors').write_text('hello')
+    texts = {
+        **dict.fromkeys(('text.pt', 'text.safetensors', 'runs/text/checkpoint-0.pth.tar'), 'hello'),
+        'parquet/test-00000-of-00001.parquet': 'hello', 'runs/words/summary.csv': 'epoch,eval_top1\n0,many\n',
+        **{f'nets/{name}/config.json': config for name, config in configs.items()},
+        **{f'nets/{name}/model.safetensors': 'hello' for name in configs}}
+    for file, text in texts.items():
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(text)
+    net = torch.nn.Linear(2, 2)
+    things = dict(tensor=torch.zeros(3), module=net, other=net.state_dict(), state=dict(state_dict=3))
+    for name, thing in things.items():
+        Path('runs', name).mkdir()
+        for file in (f'{name}.pt', f'runs/{name}/checkpoint-0.pth.tar'):
+            torch.save(thing, file)
+    for folder in ('runs/nothing', 'runs/folder/checkpoint-0.pth.tar'):
+        Path(folder).mkdir(parents=True)
     for key, value in dict(interpolation='x', label_names=5).items():
         model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8, depth=1, pretrained_cfg_overlay={key: value})
         save_for_hf(model, f'nets/{key}', safe_serialization=True)
     fill(Path('data', 'test'), ['cat'])
-    Path('parquet').mkdir()
-    Path('parquet', 'test-00000-of-00001.parquet').write_text('hello')
-    Path('runs', 'words').mkdir()
-    Path('runs', 'words', 'summary.csv').write_text('epoch,eval_top1\n0,many\n')
 
 
 HEADS, EVAL, FIGURES, PRUNE = (
