@@ -57,8 +57,8 @@ def attend_by_factors(
         col_probs: torch.Tensor,
         weight: torch.Tensor,
 ) -> torch.Tensor:
-    """``sum_h (R_h (x) C_h) x W_h``: as :func:`gather_by_factors`, value weights of shape (out_channels, heads, C)."""
-    return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight.flatten(1))
+    """``sum_h (R_h (x) C_h) x W_h``: as :func:`gather_by_factors`, value weights of shape (heads, out_channels, C)."""
+    return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight.transpose(0, 1).flatten(1))
 
 
 def attend_by_maps(x: torch.Tensor, maps: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -84,10 +84,10 @@ def attend_to_factors(
     if out_height * cols.shape[1] < height * width:  # gathers first: fewer queries than keys are to have values
         met = (rows.flatten(0, 1) @ pixels.flatten(1)).view(heads, out_height, width, -1)
         gathered = (cols[:, None] @ met).view(heads, -1, dim).transpose(0, 1).flatten(1)
-        out = gathered @ weight.flatten(1).T
+        out = gathered @ weight.transpose(1, 2).flatten(0, 1)
     else:
-        values = torch.bmm(pixels.view(-1, dim).expand(heads, -1, -1), weight.permute(1, 2, 0))
-        met = x.new_empty(out_height, heads, width * images * len(weight))
+        values = torch.bmm(pixels.view(-1, dim).expand(heads, -1, -1), weight.transpose(1, 2))
+        met = x.new_empty(out_height, heads, width * images * weight.shape[1])
         torch.bmm(rows, values.view(heads, height, -1), out=met.transpose(0, 1))
         factor = cols.transpose(0, 1).flatten(1).expand(out_height, -1, -1)
         out = torch.bmm(factor, met.view(out_height, heads * width, -1))
@@ -105,15 +105,15 @@ def gradients_by_factors(
     """Gradients of :func:`attend_to_factors`, where needed, from its result's, shape (B, Q1, Q2, out_channels)."""
     rows, cols = F.threshold(row_probs.to(x.dtype), TINY, 0.), F.threshold(col_probs.to(x.dtype), TINY, 0.)
     (images, height, width, dim), heads = x.shape, len(rows)
-    rows, cols, values = rows.flatten(0, 1), cols[:, None], weight.transpose(0, 1).contiguous()
+    rows, cols = rows.flatten(0, 1), cols[:, None]
     pixels, back = (t.permute(1, 2, 0, 3).contiguous() for t in (x, grad))
-    pixels, back = pixels.flatten(1), back.view(-1, len(weight))
+    pixels, back = pixels.flatten(1), back.view(-1, weight.shape[1])
     met = (rows @ pixels).view(heads, -1, width, images * dim)
     gathered = cols @ met
     shape, gathered = gathered.shape, gathered.view(heads, -1, dim)
-    grad_weight = (back.T.contiguous() @ gathered).transpose(0, 1) if needs[3] else None
+    grad_weight = back.T.contiguous() @ gathered if needs[3] else None
     # what was gathered is not needed any more, nor are rows once columns have their gradient
-    of_gathered = torch.matmul(back, values, out=gathered).view(shape)
+    of_gathered = torch.matmul(back, weight, out=gathered).view(shape)
     sums = torch.promote_types(x.dtype, torch.float32)
     grad_cols = (of_gathered @ met.transpose(2, 3)).sum(1, dtype=sums) if needs[2] else None
     of_met = torch.matmul(cols.transpose(2, 3), of_gathered, out=met).view(len(rows), -1)
@@ -124,7 +124,7 @@ def gradients_by_factors(
 
 by_factors = Kernel(
     'factors', attend_by_factors, attend_to_factors, gradients_by_factors,
-    axes=((0, None), (None, 0), (None, 0), (None, 1)), out_axes=(0, None))
+    axes=((0, None), (None, 0), (None, 0), (None, 0)), out_axes=(0, None))
 
 
 def attend_to_maps(x: torch.Tensor, maps: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -203,9 +203,12 @@ def separable_attention(
                 out = map_attention(maps_of_factors(row_probs, col_probs), x, weight, bias)
                 return out.unflatten(1, (height, width))
             met = height * (x.shape[2] + width)  # pixels, by rows and then by columns too
+            weights = weight.to(dtype).unflatten(1, (heads, -1)).transpose(0, 1)
+            if dtype == torch.bfloat16:  # its products copy what does not lie in one piece: once, not for each group
+                weights = weights.contiguous()
             out = by_factors(
                 (len(x), height, width, len(weight)), met * max(x.shape[3], len(weight)) * dtype.itemsize,
-                x.to(dtype), row_probs, col_probs, weight.to(dtype).unflatten(1, (heads, -1)))
+                x.to(dtype), row_probs, col_probs, weights)
             return out if bias is None else out + bias.to(dtype)
     return F.linear(gather_by_factors(row_probs, col_probs, x).flatten(3), weight, bias)
 
