@@ -31,7 +31,7 @@ def add_classify(parser: ArgumentParser) -> None:
 
 
 def find_pictures(words: Sequence[str]) -> List[str]:
-    """The paths that files, folders, patterns and standard input name, one of them that of a file at least."""
+    """The paths that files, folders, patterns and standard input name; a ValueError if none is a file."""
     paths: List[str] = []
     for word in words:
         if word == '-':
