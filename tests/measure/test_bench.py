@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from timm_selfconv.layers.kernels.kernel import switched
 from timm_selfconv.measure.bench import Speed, bench, bench_nets, gemm_limit, peak_memory, released, \
-    take_turns
+    time_interleaved
 
 SMALL = dict(embed_dim=8, mlp_dim=12, depth=2, num_heads=3)
 
@@ -39,9 +39,9 @@ def test_nets_take_turns_and_more_work_takes_longer():
 
 
 def test_slow_calls_take_fewer_turns():
-    seconds, turns = take_turns([lambda: time.sleep(0.01), lambda: time.sleep(0.04)], min_run_time=1e-4)
+    seconds, turns = time_interleaved([lambda: time.sleep(0.01), lambda: time.sleep(0.04)], min_run_time=1e-4)
     assert turns == 1 and seconds[1] > seconds[0] > 0.01
-    assert take_turns([lambda: None], min_run_time=1e-3)[1] > 3
+    assert time_interleaved([lambda: None], min_run_time=1e-3)[1] > 3
 
 
 @pytest.mark.parametrize('kwargs', [

@@ -20,7 +20,7 @@ from timm_selfconv.layers.kernels.kernel import switched
 from timm_selfconv.models import FusedConVit, SelfAttentionNet
 
 __all__ = [
-    'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released', 'take_turns']
+    'ReleasedAttention', 'Speed', 'bench', 'bench_nets', 'gemm_limit', 'peak_memory', 'released', 'time_interleaved']
 
 
 class ReleasedAttention(nn.Module):
@@ -103,7 +103,7 @@ class Speed:
     peak_memory: int
 
 
-def take_turns(steps: Sequence[Callable[[], Any]], min_run_time: float = 1.0) -> Tuple[List[float], int]:
+def time_interleaved(steps: Sequence[Callable[[], Any]], min_run_time: float = 1.0) -> Tuple[List[float], int]:
     """Time functions, taking turns. Each should have been called before: first calls allocate.
 
     Args:
@@ -134,7 +134,7 @@ def bench_nets(models: Sequence[nn.Module], images: torch.Tensor, min_run_time: 
     Args:
         models: The nets; they are left in eval mode.
         images: Images that all of them take, shape (B, C, height, width).
-        min_run_time: See :func:`take_turns`.
+        min_run_time: See :func:`time_interleaved`.
 
     Returns:
         Median seconds per batch, one per net.
@@ -143,7 +143,7 @@ def bench_nets(models: Sequence[nn.Module], images: torch.Tensor, min_run_time: 
     with torch.inference_mode():
         for function in steps:
             function()
-        return take_turns(steps, min_run_time)[0]
+        return time_interleaved(steps, min_run_time)[0]
 
 
 def step(model: nn.Module, images: torch.Tensor, train: bool) -> Callable[[], Any]:
@@ -224,7 +224,7 @@ def bench(
         dtype: 'float32' or 'bfloat16', of the net and the images.
         train: Time forward, cross-entropy and backward instead of eval forwards.
         fuse: Time the net fused by :func:`timm_selfconv.fuse` too.
-        min_run_time: See :func:`take_turns`.
+        min_run_time: See :func:`time_interleaved`.
         against: 'operators' to time the net by the definition of its layers, operator by operator, factors included and
             kernels left out, instead of the released algorithm.
 
@@ -267,7 +267,7 @@ def bench(
     limits = [gemm_limit(in_linears, images, train)] if in_linears is not None else []
     with contextlib.nullcontext() if train else torch.inference_mode():
         memory = [peak_memory(function, first.device) for function in [*steps.values(), *limits]]  # first calls, too
-        seconds, turns = take_turns([*steps.values(), *limits], min_run_time)
+        seconds, turns = time_interleaved([*steps.values(), *limits], min_run_time)
     return [
         Speed(path, img_size, batch_size, dtype, turns, batch_size / s,
               seconds[0] / s if len(steps) > 1 else None, seconds[-1] / s if limits else None, held)
