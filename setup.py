@@ -1,6 +1,7 @@
 """The settings are in pyproject.toml. For the package index: TIMM_SELFCONV_WEIGHTS=tiny python -m build --wheel
 
-makes a wheel with the weights of the tiny nets only; those of the others come from the Hub.
+makes a wheel with the weights of the tiny nets only, as those of the others come from the Hub, and without the gallery's
+pictures, which only a checkout's READMEs show.
 """
 import os
 import re
@@ -17,7 +18,9 @@ if os.environ.get('TIMM_SELFCONV_WEIGHTS') == 'tiny':
     files = [file.name for file in Path('timm_selfconv', 'weights').glob('*.safetensors') if 'tiny' not in file.name]
     settings.update(
         # to setuptools they are files of the package weights, and of the one above it
-        exclude_package_data={'timm_selfconv': [f'weights/{file}' for file in files], 'timm_selfconv.weights': files},
+        exclude_package_data={
+            'timm_selfconv': ['look/gallery/*', *(f'weights/{file}' for file in files)],
+            'timm_selfconv.look': ['gallery/*'], 'timm_selfconv.weights': files},
         options=dict(build=dict(build_base='build/tiny')),  # what lies in build is put in the wheel, too
     )
 setup(**settings)
