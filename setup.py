@@ -1,7 +1,7 @@
 """The settings are in pyproject.toml. For the package index: TIMM_SELFCONV_WEIGHTS=tiny python -m build --wheel
 
-makes a wheel with the weights of the tiny nets only, as those of the others come from the Hub, and without the gallery's
-pictures, which only a checkout's READMEs show.
+makes a wheel with the weights of the tiny nets only, as those of the others come from the Hub, and without the
+gallery's pictures, which only a checkout's READMEs show.
 """
 import os
 import re
