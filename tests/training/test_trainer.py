@@ -1,7 +1,6 @@
 """Training on one device, against torch's, timm's and PIL's own."""
 import csv
 import json
-import random
 import shlex
 from types import SimpleNamespace
 
@@ -13,18 +12,15 @@ import timm.task
 import torch
 import torch.nn.functional as F
 import yaml
-from PIL import Image
-from timm.data import create_transform
-from timm.data.random_erasing import RandomErasing
 from torch._dynamo import register_backend
 
 from pictures import fill_splits
 from timm_selfconv.cli import main as cli
-from timm_selfconv.data import at_size, class_names, load_images, open_dataset
+from timm_selfconv.data import class_names, load_images, open_dataset
 from timm_selfconv.models import CIFAR10_CLASSES
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.training import trainer
-from timm_selfconv.training.augment import Augment, random_erasing
+from timm_selfconv.training.augment import at_size
 from timm_selfconv.training.recipes import RECIPES, read_recipe
 from timm_selfconv.weights.history import accuracies, read_history
 from tiny_nets import SHALLOW, SMALL
@@ -85,36 +81,6 @@ def test_what_does_not_fit_is_refused(tmp_path, refused, more, message):
     torch.save(timm.create_model('sa_quadratic_tiny_cifar').state_dict(), tmp_path / 'net.pth')
     refused(message, tmp_path / 'run', *(word.replace('{net}', str(tmp_path / 'net.pth')) for word in more))
     assert not (tmp_path / 'run').exists()
-
-
-def test_images_are_normalised_as_timm_does(folder):
-    args = read_recipe('muon_tiny', [*LIKE_TIMM, *STILL])
-    model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8)
-    augment = Augment(args, model, CPU)
-    images, labels = load_images(split(folder, 'test'), model, CPU)
-    assert images.dtype == torch.uint8 and labels.tolist() == [0, 0, 0, 1, 1, 1]
-    transform = create_transform(**timm.data.resolve_data_config({}, model=model))
-    wanted = torch.stack([transform(Image.fromarray(i.permute(1, 2, 0).numpy())) for i in images])
-    torch.testing.assert_close(augment.normalize(images), wanted, rtol=0, atol=1e-6)
-    torch.testing.assert_close(augment(images), wanted, rtol=0, atol=1e-5)
-
-
-def test_erasing_is_timms_in_distribution():
-    torch.manual_seed(0)
-    random.seed(0)
-    x = torch.zeros(4000, 1, 16, 16)
-    noise = random_erasing(x, 0.4)
-    ours, theirs = (y[:, 0] != 0 for y in (noise, RandomErasing(0.4, mode='pixel', device='cpu')(x.clone())))
-    assert abs(noise[noise != 0].mean()) < 0.01 and noise[noise != 0].std() == pytest.approx(1, abs=0.01)
-    hits = [mask.flatten(1).any(1) for mask in (ours, theirs)]
-    assert hits[0].float().mean() == pytest.approx(hits[1].float().mean().item(), abs=0.05)  # five standard deviations
-    torch.testing.assert_close(ours.float().mean(0), theirs.float().mean(0), rtol=0, atol=0.035)  # pixel by pixel
-    for dim in (1, 2):  # widths and heights of what was erased, by their cumulated distribution
-        sides = [mask.any(dim).sum(1)[hit].bincount(minlength=17).cumsum(0) / hit.sum() for mask, hit in zip(
-            (ours, theirs), hits)]
-        torch.testing.assert_close(*sides, rtol=0, atol=0.08)
-    boxes = ours.any(1).sum(1) * ours.any(2).sum(1)
-    assert torch.equal(boxes, ours.sum((1, 2)))
 
 
 @pytest.mark.slow

@@ -1,13 +1,66 @@
 """Augmentation of a batch on its device: what timm's loader does to single images in processes of its own."""
 import argparse
+import math
+from typing import Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from timm.data import resolve_data_config
 
-from timm_selfconv.data import padded_crop, random_resized_crop, random_windows
+__all__ = ['Augment', 'at_size', 'padded_crop', 'random_erasing', 'random_resized_crop']
 
-__all__ = ['Augment', 'random_erasing']
+
+def at_size(x: torch.Tensor, size: Optional[int]) -> torch.Tensor:
+    """Images, shape (B, C, H, W), resized to a side in pixels, if one is given that they don't have."""
+    if size is not None and size != x.shape[-1]:
+        x = F.interpolate(x, (size, size), mode='bilinear', antialias=True)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def padded_crop(x: torch.Tensor, padding: int) -> torch.Tensor:
+    """Pad images, shape (B, C, H, W), with black pixels, and crop each at a random place to its old size."""
+    batch, channels, height, width = x.shape
+    x = F.pad(x, (padding,) * 4)
+    top, left = torch.randint(2 * padding + 1, (2, batch, 1), device=x.device)
+    rows = top + torch.arange(height, device=x.device)
+    cols = left + torch.arange(width, device=x.device)
+    b, c = torch.arange(batch, device=x.device), torch.arange(channels, device=x.device)
+    return x[b[:, None, None, None], c[:, None, None], rows[:, None, :, None], cols[:, None, None, :]]
+
+
+def random_windows(
+        x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], margin: int = 0) -> Tuple[torch.Tensor, ...]:
+    """Draw a window of each image, shape (B, C, H, W), as timm's augmentations: the first of ten that fits.
+
+    Scale is the smallest and largest part of the image's area, ratio of width to height; a window that fits is smaller
+    than the image by ``margin`` pixels. Returns top, left, height and width in pixels and whether one fits, shape (B,).
+    """
+    batch, _, height, width = x.shape
+    draws = torch.rand(2, 10, batch, device=x.device)
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
+    aspect = torch.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[1])
+    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+    fits = (w <= width - margin) & (h <= height - margin)
+    first = fits.int().argmax(0, keepdim=True)
+    w, h = w.gather(0, first)[0].clamp(1, width), h.gather(0, first)[0].clamp(1, height)
+    corner = torch.rand(2, batch, device=x.device)
+    return (corner[0] * (height - h + 1)).floor(), (corner[1] * (width - w + 1)).floor(), h, w, fits.any(0)
+
+
+def random_resized_crop(
+        x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], interpolation: str) -> torch.Tensor:
+    """Zoom a window of each image to the whole, as timm's RandomResizedCropAndInterpolation, 'bilinear' or 'bicubic'.
+
+    Images x are floating point, shape (B, C, H, W); for scale and ratio see :func:`random_windows`.
+    """
+    batch, _, height, width = x.shape
+    top, left, h, w, _ = random_windows(x, scale, ratio)
+    theta = x.new_zeros(batch, 2, 3)  # output to input coordinates, both from -1 to 1
+    theta[:, 0, 0], theta[:, 0, 2] = w / width, (2 * left + w) / width - 1
+    theta[:, 1, 1], theta[:, 1, 2] = h / height, (2 * top + h) / height - 1
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode=interpolation, padding_mode='border', align_corners=False)
 
 
 def random_erasing(x: torch.Tensor, probability: float) -> torch.Tensor:

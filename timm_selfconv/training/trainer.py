@@ -25,11 +25,11 @@ from timm.task import DistillationTeacher
 from timm.utils import ModelEmaV3, random_seed
 from tqdm import tqdm
 
-from timm_selfconv.data import Images, at_size, label_names, label_numbers, match_classes
+from timm_selfconv.data import Images, label_names, label_numbers, match_classes
 from timm_selfconv.files import replace_file
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import HISTORY, write_history
-from .augment import Augment
+from .augment import Augment, at_size
 from .distillation import Student, distillation_loss, logits_and_maps, map_loss
 from .initialization import whiten_stem
 from .optimization import position_groups
