@@ -2,6 +2,7 @@
 import csv
 import json
 import shlex
+import timeit
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from timm_selfconv.theory import position_blobs
 from timm_selfconv.training import trainer
 from timm_selfconv.training.augment import at_size
 from timm_selfconv.training.recipes import RECIPES, read_recipe
+from timm_selfconv.training.trainer import gains_by_bfloat16
 from timm_selfconv.weights.history import accuracies, read_history
 from tiny_nets import SHALLOW, SMALL
 
@@ -145,14 +147,40 @@ def test_a_net_with_classes_of_its_own_is_a_folder_of_its_own(own, tmp_path, cap
         assert f'cannot be loaded, take local-dir:{tmp_path}/run instead (Error' in capsys.readouterr().err
 
 
-def test_bfloat16_is_for_processors_that_have_it(tmp_path, capsys, monkeypatch, run, refused, training):
+class CpuTimer:
+    """A CPU whose products of matrices take these seconds by dtype."""
+
+    def __init__(self, **seconds):
+        self.seconds = seconds
+
+    def __call__(self, statement, globals, num_threads):
+        self.median = self.seconds[str(globals['x'].dtype).removeprefix('torch.')]
+        return self
+
+    def blocked_autorange(self, min_run_time):
+        return self
+
+
+def test_bfloat16_is_for_processors_that_gain_by_it(tmp_path, capsys, monkeypatch, run, refused, training):
     more = ['--batches', '1', 'epochs=1', SMALL]
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', dict, raising=False)
+    assert gains_by_bfloat16(torch.device('meta'))
+    monkeypatch.setattr(trainer, 'Timer', CpuTimer(float32=1., bfloat16=2.))
     assert run(tmp_path, *more)['amp'] is False
-    assert 'trains in float32: this CPU has no arithmetic for bfloat16\n' in capsys.readouterr().out
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: dict(avx512_bf16=True), raising=False)
+    assert 'trains in float32: this CPU is slower in bfloat16\n' in capsys.readouterr().out
+    monkeypatch.setattr(trainer, 'Timer', CpuTimer(float32=2., bfloat16=1.))
     assert training('amp=true').amp and not training().amp
     refused(r"run of another recipe \(\['precision'\] differ\)", tmp_path, *more)
+
+
+def test_this_cpu_is_timed():
+    """Another size and another clock, where the two dtypes are clearly apart."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(768, 768, dtype=dtype)
+        seconds[dtype] = min(timeit.repeat('x @ x', repeat=5, number=1, globals=dict(x=x)))
+    ratio = seconds[torch.float32] / seconds[torch.bfloat16]
+    if not 0.7 < ratio < 1.4:
+        assert gains_by_bfloat16(CPU) is (ratio > 1)
 
 
 def test_one_step_is_that_of_torch_s_optimiser(training):
