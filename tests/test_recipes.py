@@ -16,7 +16,7 @@ from tiny_nets import small_sizes
 FOLDER = Path(__file__).resolve().parent.parent / 'recipes'
 RECIPES = sorted(path.stem for path in FOLDER.glob('*.yaml'))
 # by train.py, which takes any key; python -m timm_selfconv.train knows them
-IGNORED = {'crop_padding', 'img_sizes', 'position_lr_scale', 'stem_whitening'}
+IGNORED = {'crop_padding', 'crop_padding_mode', 'hardest_half', 'img_sizes', 'position_lr_scale', 'stem_whitening'}
 
 
 def load(recipe):

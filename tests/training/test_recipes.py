@@ -26,6 +26,8 @@ from timm_selfconv.training.recipes import RECIPES, read_recipe
     (['ratio=[0,1]'], r'ratio=\[0, 1\]: needs 2 rising numbers above 0'),
     (['smoothing=2'], r'smoothing=2.0: needs a number of at least 0 and at most 1'),
     (['mixup=-1'], r'mixup=-1.0: needs'), (['crop_padding=-1'], r'crop_padding=-1: needs a whole number of at'),
+    (['crop_padding_mode=edge'], r"crop_padding_mode='edge': needs 'constant' or 'reflect'"),
+    (['hardest_half={0: 0}'], r'hardest_half={0: 0}: needs a size in pixels by the epoch'),
     (['sched=plateau'], r"sched='plateau': needs 'cosine' or"),
     (['ratio=[1, 1'], r"overrides=\['ratio=\[1, 1'\]: needs YAML"),
 ])

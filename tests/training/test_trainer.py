@@ -1,4 +1,5 @@
 """Training on one device, against torch's, timm's and PIL's own."""
+import copy
 import csv
 import json
 import shlex
@@ -71,7 +72,8 @@ def one_epoch(training):
     (['kd_model_name=sa_learned_h16_cifar'], r'has no trained weights yet'),
     (['kd_maps={0: 1}'], r'kd_maps={0: 1}: layer 1, .* its teacher \(kd_model_name\) has 0'),
     (['kd_model_name=resnet_tiny_cifar', 'kd_maps={9: 1}'], r'kd_maps={9: 1}: layer 9, .* net has 6'),
-    (['img_sizes={5: 18}'], r'18.*multiples of 4'),
+    (['img_sizes={5: 18}'], r'img_sizes={5: 18}: .*multiples of 4'),
+    (['hardest_half={5: 18}'], r'hardest_half={5: 18}: .*multiples of 4'),
     (['--device', 'abacus'], r"device='abacus': .*abacus"),
     (['--batches', '0'], r"--batches: 0: needs a whole number above 0"),
     (['opt=adahessian'], r"opt='adahessian': needs second derivatives"),
@@ -204,6 +206,32 @@ def test_one_step_is_that_of_torch_s_optimiser(training):
     assert one_epoch(training) == pytest.approx(loss.item(), rel=1e-5)
     assert training.optimizer.param_groups[0]['lr'] == pytest.approx(0.25)  # half of the cosine
     torch.testing.assert_close(training.model.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_hardest_half_is_that_of_the_highest_losses(training):
+    """From the epoch on that it begins with, of single images at its size, in the batches that there are anyway."""
+    training = training('epochs=2', 'batch_size=9', 'img_sizes={0: 32}', 'hardest_half={1: 16}', SMALL)
+    seen = []
+
+    def loss(x, target, size):
+        seen.append((x, target, size))
+        return trainer.Training.loss(training, x, target, size)
+
+    training.loss = loss
+    one_epoch(training)
+    assert [len(x) for x, _, _ in seen] == [9, 9]
+    training.history, training.augment = [{}], lambda x: x / 255
+    seen.clear()
+    state = copy.deepcopy(training.model.state_dict())
+    one_epoch(training)
+    assert [(len(x), size) for x, _, size in seen] == [(5, 32), (5, 32)]
+    training.model.load_state_dict(state)
+    torch.manual_seed(training.args.seed + 2000)
+    drawn = torch.randperm(24)[:9]
+    images, labels = training.images[drawn] / 255, training.labels[drawn]
+    losses = [F.cross_entropy(training.model(at_size(x[None], 16)), y[None]).item() for x, y in zip(images, labels)]
+    order = sorted(range(9), key=losses.__getitem__, reverse=True)[:5]
+    torch.testing.assert_close(seen[0][:2], (images[order], labels[order]))
 
 
 def test_gradients_add_up_over_batches(training):

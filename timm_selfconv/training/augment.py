@@ -7,6 +7,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from timm.data import resolve_data_config
+from torchvision.transforms.v2.functional import pad
 
 __all__ = ['Augment', 'at_size', 'padded_crop', 'random_erasing', 'random_resized_crop']
 
@@ -18,10 +19,13 @@ def at_size(x: torch.Tensor, size: Optional[int]) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def padded_crop(x: torch.Tensor, padding: int) -> torch.Tensor:
-    """Pad images, shape (B, C, H, W), with black pixels, and crop each at a random place to its old size."""
+def padded_crop(x: torch.Tensor, padding: int, mode: str = 'constant') -> torch.Tensor:
+    """Pad images, shape (B, C, H, W), and crop each at a random place to its old size.
+
+    The margin is black, ``mode='constant'``, or mirrors the image, ``mode='reflect'``.
+    """
     batch, channels, height, width = x.shape
-    x = F.pad(x, (padding,) * 4)
+    x = pad(x, padding, padding_mode=mode)
     top, left = torch.randint(2 * padding + 1, (2, batch, 1), device=x.device)
     rows = top + torch.arange(height, device=x.device)
     cols = left + torch.arange(width, device=x.device)
@@ -86,7 +90,7 @@ class Augment:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Crop, flip, normalise, erase."""
         if self.args.crop_padding is not None:
-            x = padded_crop(x, self.args.crop_padding)
+            x = padded_crop(x, self.args.crop_padding, self.args.crop_padding_mode)
         else:
             x = random_resized_crop(x.float(), self.args.scale, self.args.ratio, self.args.train_interpolation)
         flip = torch.rand(len(x), 1, 1, 1, device=x.device) < self.args.hflip

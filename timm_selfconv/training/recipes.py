@@ -93,6 +93,8 @@ KEYS: Dict[str, Key] = dict(
     model_ema=flag(), model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=flag(),
     checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
     img_sizes=integers(1, 'a size in pixels by the epoch that it begins with'), crop_padding=whole(None),
+    crop_padding_mode=text('constant', 'constant', 'reflect'),
+    hardest_half=integers(1, 'a size in pixels by the epoch that it begins with'),
     scale=interval(0.08, 1., largest=1.), ratio=interval(3 / 4, 4 / 3),
     train_interpolation=text('bilinear', 'bilinear', 'bicubic'), hflip=number(0.5, 0, 1),
     color_jitter=number(0.4), reprob=number(0., 0, 1), mixup=number(0.), cutmix=number(0.),

@@ -11,7 +11,7 @@ import zipfile
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import timm
 import torch
@@ -128,9 +128,10 @@ class Training:
         for name, labels in (('smallest', self.labels.min()), ('largest', self.labels.max())):
             if not 0 <= labels < self.model.num_classes:
                 raise ValueError(f'{name} label {int(labels)}: {args.model} has {self.model.num_classes} classes')
-        for size in args.img_sizes.values():  # now, not in the epoch that it begins with
-            with as_value_error(f'img_sizes={args.img_sizes}'), torch.no_grad():
-                self.model.eval()(at_size(self.images[:1] / 255, size))
+        for name in ('img_sizes', 'hardest_half'):  # now, not in the epoch that a size begins with
+            with as_value_error(f'{name}={getattr(args, name)}'), torch.no_grad():
+                for size in getattr(args, name).values():
+                    self.model.eval()(at_size(self.images[:1] / 255, size))
         self.augment = Augment(args, self.model, device)
         if args.stem_whitening is not None:
             self.whiten_stem()
@@ -278,6 +279,13 @@ class Training:
         loss = task * loss + distill * distillation_loss(logits, wanted, args.kd_temperature)
         return loss + args.kd_maps_weight * map_loss(maps, hints) if maps else loss
 
+    @torch.no_grad()
+    def hardest_half(self, x: torch.Tensor, target: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """The half of a batch whose loss is highest at a small size (selective backprop, arXiv:1910.00762)."""
+        logits, _ = self.forward(at_size(x, size))
+        chosen = F.cross_entropy(logits, target, reduction='none').topk(len(x) - len(x) // 2).indices
+        return x[chosen], target[chosen]
+
     def epoch(self, scheduler: Any) -> float:
         """Train on the shuffled images once, the last broken batch left out; returns the mean loss.
 
@@ -290,15 +298,17 @@ class Training:
         batches = order.split(args.batch_size)
         losses = torch.zeros(self.steps, device=device)
         look = 1 if device.type == 'cpu' else 100  # reading a loss waits for the device
-        size = next((args.img_sizes[start] for start in sorted(args.img_sizes, reverse=True) if start <= epoch), None)
+        size, glance = since(args.img_sizes, epoch), since(args.hardest_half, epoch)
         self.model.train()
         for step in range(self.steps):
             group = batches[step * args.grad_accum_steps:(step + 1) * args.grad_accum_steps]
             self.optimizer.zero_grad()
             for chosen in group:
-                x = self.augment(self.images[chosen])
+                x, target = self.augment(self.images[chosen]), self.labels[chosen]
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.amp):
-                    loss = self.loss(x, self.labels[chosen], size) / len(group)
+                    if glance is not None:
+                        x, target = self.hardest_half(x, target, glance)
+                    loss = self.loss(x, target, size) / len(group)
                 loss.backward()
                 losses[step] += loss.detach()
             if (step + 1) % look == 0 or step + 1 == self.steps:
@@ -360,6 +370,11 @@ class Training:
             rows.append({'epochs': row['epoch'] + 1, **{key: row[key] for key in row if key != 'epoch'}})
         replace_file(output / 'summary.csv', lambda path: write_summary(path, self.history))
         write_history(output / HISTORY, self.args.model, self.grid, rows)
+
+
+def since(sizes: Dict[int, int], epoch: int) -> Optional[int]:
+    """The size that a dictionary has for an epoch, by the epoch that each begins with; None before the first."""
+    return next((sizes[start] for start in sorted(sizes, reverse=True) if start <= epoch), None)
 
 
 def older_checkpoints(output: Path) -> List[Path]:
