@@ -234,6 +234,16 @@ def test_the_hardest_half_is_that_of_the_highest_losses(training):
     torch.testing.assert_close(seen[0][:2], (images[order], labels[order]))
 
 
+def test_weights_learn_in_bfloat16_from_the_hardest_half(training, monkeypatch):
+    """Autocast of older torches keeps its copies of weights, and those of a glance have no gradients."""
+    monkeypatch.setattr(trainer, 'gains_by_bfloat16', lambda device: True)
+    training = training('amp=true', 'epochs=2', 'hardest_half={0: 16}', SMALL)
+    before = copy.deepcopy(training.model.state_dict())
+    one_epoch(training)
+    assert all(p.grad is not None and p.grad.any() for n, p in training.model.named_parameters() if 'weight' in n)
+    assert not any(torch.equal(before[n], p) for n, p in training.model.named_parameters() if 'weight' in n)
+
+
 def test_gradients_add_up_over_batches(training):
     """No BatchNorm, no augmentation: 24 images at once, or eight and again eight and again eight."""
     at_once = training(*STILL, 'batch_size=24')

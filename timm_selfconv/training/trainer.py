@@ -282,8 +282,10 @@ class Training:
     @torch.no_grad()
     def hardest_half(self, x: torch.Tensor, target: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """The half of a batch whose loss is highest at a small size (selective backprop, arXiv:1910.00762)."""
-        logits, _ = self.forward(at_size(x, size))
-        chosen = F.cross_entropy(logits, target, reduction='none').topk(len(x) - len(x) // 2).indices
+        # in a context of its own: older torches keep its copies of weights, which have no gradients
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
+            logits, _ = self.forward(at_size(x, size))
+        chosen = F.cross_entropy(logits.float(), target, reduction='none').topk(len(x) - len(x) // 2).indices
         return x[chosen], target[chosen]
 
     def epoch(self, scheduler: Any) -> float:
@@ -305,9 +307,9 @@ class Training:
             self.optimizer.zero_grad()
             for chosen in group:
                 x, target = self.augment(self.images[chosen]), self.labels[chosen]
+                if glance is not None:
+                    x, target = self.hardest_half(x, target, glance)
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.amp):
-                    if glance is not None:
-                        x, target = self.hardest_half(x, target, glance)
                     loss = self.loss(x, target, size) / len(group)
                 loss.backward()
                 losses[step] += loss.detach()
