@@ -234,6 +234,15 @@ def test_the_hardest_half_is_that_of_the_highest_losses(training):
     torch.testing.assert_close(seen[0][:2], (images[order], labels[order]))
 
 
+def test_choosing_the_hardest_half_leaves_statistics_and_mode(training):
+    training = training('model=resnet_tiny_cifar', 'model_kwargs={}', 'hardest_half={0: 16}')
+    net = training.model.train()
+    before = copy.deepcopy(net.state_dict())
+    training.hardest_half(training.images / 255, training.labels, 16)
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
+    assert all(module.training for module in net.modules())
+
+
 def test_weights_learn_in_bfloat16_from_the_hardest_half(training, monkeypatch):
     """Autocast of older torches keeps its copies of weights, and those of a glance have no gradients."""
     monkeypatch.setattr(trainer, 'gains_by_bfloat16', lambda device: True)

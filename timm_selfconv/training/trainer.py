@@ -282,9 +282,11 @@ class Training:
     @torch.no_grad()
     def hardest_half(self, x: torch.Tensor, target: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """The half of a batch whose loss is highest at a small size (selective backprop, arXiv:1910.00762)."""
+        self.model.eval()  # running statistics are those of what is trained on
         # in a context of its own: older torches keep its copies of weights, which have no gradients
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
             logits, _ = self.forward(at_size(x, size))
+        self.model.train()
         chosen = F.cross_entropy(logits.float(), target, reduction='none').topk(len(x) - len(x) // 2).indices
         return x[chosen], target[chosen]
 
