@@ -76,6 +76,10 @@ def integers(low: int, needs: str) -> Key:
         type(k) is int and k >= 0 and type(v) is int and v >= low for k, v in value.items()))
 
 
+def sizes() -> Key:
+    return integers(1, 'a size in pixels by the epoch that it begins with')
+
+
 KEYS: Dict[str, Key] = dict(
     model=text(), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=flag(), initial_checkpoint=text(''),
     num_classes=whole(None, above=True), img_size=whole(None, above=True),
@@ -92,9 +96,8 @@ KEYS: Dict[str, Key] = dict(
     amp=flag(), amp_dtype=text('float16'), torchcompile=text(), val_interval=whole(1, above=True),
     model_ema=flag(), model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=flag(),
     checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
-    img_sizes=integers(1, 'a size in pixels by the epoch that it begins with'), crop_padding=whole(None),
+    img_sizes=sizes(), hardest_half=sizes(), crop_padding=whole(None),
     crop_padding_mode=text('constant', 'constant', 'reflect'),
-    hardest_half=integers(1, 'a size in pixels by the epoch that it begins with'),
     scale=interval(0.08, 1., largest=1.), ratio=interval(3 / 4, 4 / 3),
     train_interpolation=text('bilinear', 'bilinear', 'bicubic'), hflip=number(0.5, 0, 1),
     color_jitter=number(0.4), reprob=number(0., 0, 1), mixup=number(0.), cutmix=number(0.),
