@@ -281,6 +281,13 @@ def test_the_most_probable_classes_and_the_true_one(open_page):
             explorer_page({'net': model}, PICTURES, **wrong)
 
 
+def test_a_picture_shows_what_no_frame_has_drawn_yet(open_page):
+    """A layout that moved clears the canvases until the next frame."""
+    page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES))
+    drawn, cleared = page.evaluate('[paint().toDataURL(), (panels[0].fit(), paint().toDataURL())]')
+    assert cleared == drawn
+
+
 def test_link_and_picture_of_the_view(open_page):
     page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES), hash='heads=1.2&at=0.3,0.3',
                      permissions=['clipboard-read', 'clipboard-write'])

@@ -126,6 +126,10 @@ function describeMode() {
 // Title, scale and nets as they are on the screen: pictures, backgrounds and lines of text, each where it is.
 function paint() {
   const view = document.getElementById('view'), ratio = Math.max(2, devicePixelRatio);
+  if (frame) {  // until which a canvas that was fitted is blank
+    cancelAnimationFrame(frame);
+    drawAll();
+  }
   describeMode();
   for (const panel of panels) panel.describe();
   view.classList.add('still');
