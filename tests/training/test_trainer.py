@@ -174,6 +174,20 @@ def test_bfloat16_is_for_processors_that_gain_by_it(tmp_path, capsys, monkeypatc
     refused(r"run of another recipe \(\['precision'\] differ\)", tmp_path, *more)
 
 
+@pytest.mark.parametrize('bfloat16', [False, True])
+def test_muon_has_bfloat16_where_the_processor_gains_by_it(bfloat16, monkeypatch, training):
+    seen = set()
+
+    def newton_schulz(gradient, *_, dtype=torch.bfloat16, **__):
+        seen.add(dtype)
+        return gradient
+
+    monkeypatch.setattr(trainer, 'gains_by_bfloat16', lambda device: bfloat16)
+    monkeypatch.setattr(timm.optim.muon, 'zeropower_via_newtonschulz', newton_schulz)
+    one_epoch(training('opt=muon', 'epochs=1'))
+    assert seen == {torch.bfloat16 if bfloat16 else torch.float32}
+
+
 def test_this_cpu_is_timed():
     """Another size and another clock, where the two dtypes are clearly apart."""
     seconds = {}

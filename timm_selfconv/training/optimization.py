@@ -1,16 +1,30 @@
-"""Parameter groups: position encodings are a few hundred numbers among millions, and learn at a rate of their own."""
-from typing import Any, Dict, List, Set
+"""What timm's optimisers are told: rates of their own for position encodings, and Muon's precision."""
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Dict, Iterator, List, Set
+from unittest.mock import patch
 
+import torch
 import torch.nn as nn
-from timm.optim import param_groups_weight_decay
+from timm.optim import muon, param_groups_weight_decay
 
 from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding
 
-__all__ = ['position_groups']
+__all__ = ['muon_in_float32', 'position_groups']
+
+
+@contextmanager
+def muon_in_float32() -> Iterator[None]:
+    """A context in which timm's Muon orthogonalises updates in float32; it has no switch for its bfloat16."""
+    exact = partial(muon.zeropower_via_newtonschulz, dtype=torch.float32)
+    with patch.object(muon, 'zeropower_via_newtonschulz', exact):
+        yield
 
 
 def position_groups(model: nn.Module, weight_decay: float, lr_scale: float) -> List[Dict[str, Any]]:
     """timm's parameter groups, those of relative position encodings apart, with another learning rate.
+
+    Those are a few hundred numbers among millions.
 
     Args:
         model: The net.

@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -33,7 +33,7 @@ from timm_selfconv.weights.history import HISTORY, write_history
 from .augment import Augment, at_size
 from .distillation import Student, distillation_loss, logits_and_maps, map_loss
 from .initialization import whiten_stem
-from .optimization import position_groups
+from .optimization import muon_in_float32, position_groups
 from .recipes import DEFAULTS
 
 __all__ = ['Training', 'as_value_error', 'create_net', 'gains_by_bfloat16', 'write_summary']
@@ -122,7 +122,8 @@ class Training:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
         self.steps = math.ceil(self.batches / args.grad_accum_steps)
         self.fingerprint = hashlib.sha256(b''.join(x.cpu().numpy().tobytes() for x in data)).hexdigest()
-        self.amp = args.amp and gains_by_bfloat16(device)
+        self.bfloat16 = gains_by_bfloat16(device)
+        self.amp = args.amp and self.bfloat16
         self.progress = tqdm(disable=True)
         self.model = model.to(device, memory_format=torch.channels_last)
         for name, labels in (('smallest', self.labels.min()), ('largest', self.labels.max())):
@@ -321,7 +322,8 @@ class Training:
                     raise FloatingPointError(f'epoch {epoch}, step {int(bad[0])}: the loss is {losses[bad[0]].item()}')
             if args.clip_grad is not None:
                 nn.utils.clip_grad_norm_(self.student.parameters(), args.clip_grad)
-            self.optimizer.step()
+            with nullcontext() if self.bfloat16 else muon_in_float32():
+                self.optimizer.step()
             updates = epoch * self.steps + step + 1
             if self.ema is not None:
                 self.ema.update(self.model, step=updates)
