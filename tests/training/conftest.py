@@ -17,6 +17,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def own(tmp_path_factory):
+    """Classes that no net has, pictures of another size and shape."""
+    return fill_splits(tmp_path_factory.mktemp('own'), 'cow', 'ant', size=(40, 50))
+
+
+@pytest.fixture(scope='session')
 def run(folder):
     """Trains by the command and returns the last checkpoint; ``until`` ends it after that of an epoch, from 0."""
     class Enough(Exception):

@@ -1,0 +1,117 @@
+"""Runs from beginning to end: what each leaves, and that every recipe and net makes one."""
+import csv
+import json
+import shlex
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import yaml
+
+from timm_selfconv.cli import main as cli
+from timm_selfconv.data import class_names
+from timm_selfconv.theory import position_blobs
+from timm_selfconv.training import trainer
+from timm_selfconv.training.recipes import RECIPES
+from timm_selfconv.weights.history import accuracies, read_history
+from tiny_nets import SHALLOW, SMALL
+
+
+@pytest.mark.parametrize('model', ['resnet_tiny_cifar', 'resvit_cifar'])
+def test_a_net_with_classes_of_its_own_is_a_folder_of_its_own(own, tmp_path, capsys, run, refused, model):
+    more = [f'model={model}', f'model_kwargs={json.dumps(SHALLOW[model])}', 'num_classes=2', 'img_size=16',
+            'img_sizes={}', 'epochs=1']
+    (tmp_path / 'README.md').write_text('mine')
+    refused('exists: remove it or choose another', tmp_path, *more, data=own)
+    state = run(tmp_path / 'run', *more, data=own)['state_dict']
+    said = capsys.readouterr().out.strip().splitlines()[-1]
+    assert said == f"timm.create_model('local-dir:{tmp_path}/run', pretrained=True)"
+    net = timm.create_model(f'local-dir:{tmp_path}/run', pretrained=True)
+    torch.testing.assert_close(net.state_dict(), dict(state), rtol=0, atol=0)
+    assert class_names(net, 2) == ('ant', 'cow') and net.pretrained_cfg['input_size'] == (3, 16, 16)
+    assert (tmp_path / 'README.md').read_text() == 'mine'
+    picture, checkpoint = str(next(own.rglob('*.png'))), str(tmp_path / 'run' / 'last.pth.tar')
+    for command in ['classify', model, picture], ['export', model, '--data', str(own), '--output', str(tmp_path)]:
+        with pytest.raises(SystemExit):
+            cli([*command, '--checkpoint', checkpoint])
+        assert f'cannot be loaded, take local-dir:{tmp_path}/run instead (Error' in capsys.readouterr().err
+
+
+def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, monkeypatch, run):
+    seen = []
+    epoch = trainer.Training.epoch
+
+    def observed(self, scheduler):
+        seen.append(position_blobs(self.model, (8, 8)))
+        return epoch(self, scheduler)
+
+    monkeypatch.setattr(trainer.Training, 'epoch', observed)
+    run(tmp_path, '--batches', '3', 'epochs=3', 'val_interval=2', 'position_lr_scale=30', SMALL)  # all batches
+    card = (tmp_path / 'README.md').read_text()
+    assert '| epochs | 3 |' in card and '| images |' not in card and '--batches' not in card
+    history = read_history(tmp_path / 'history.json')
+    assert history['model'] == 'sa_quadratic_tiny_cifar' and history['grid'] == [8, 8]
+    rows = list(csv.DictReader((tmp_path / 'summary.csv').open()))
+    assert [row['train_loss'] for row in history['rows'][1:]] == [float(row['train_loss']) for row in rows]
+    assert [bool(row['eval_top1']) for row in rows] == [False, True, True] and all(row['lr'] for row in rows)
+    assert list(accuracies(history)) == [2, 3] and all(row['images_per_second'] > 0 for row in history['rows'][1:])
+    for blobs, row in zip(seen, history['rows']):
+        for layer, told in zip(blobs, row['heads'], strict=True):
+            wanted = torch.cat([layer.centers, layer.covariances.flatten(1)[:, [0, 3, 1]]], 1)
+            torch.testing.assert_close(torch.tensor(told, dtype=torch.double), wanted, rtol=1e-3, atol=1e-6)
+    assert history['rows'][0]['heads'] != history['rows'][1]['heads']
+
+
+@pytest.mark.parametrize('recipe', sorted(RECIPES.glob('*.yaml')), ids=lambda path: path.stem)
+def test_every_recipe_is_rehearsed(recipe, tmp_path, capsys, run):
+    """Two batches of each of its phases, stopped in the middle and resumed, by a small net; its own are below."""
+    keys = yaml.safe_load(recipe.read_text())
+    phases = keys.get('img_sizes', {})
+    more = ['--batches', '2', 'model=sa_quadratic_tiny_cifar', 'aa=null', 'val_split=test',
+            f'epochs={max(3, len(phases))}', f'img_sizes={dict(enumerate(phases.values()))}']
+    more += [] if keys.get('pretrained') else [SMALL]
+    run(tmp_path, *more, recipe=recipe, until=1)
+    assert run(tmp_path, *more, recipe=recipe)['epoch'] == max(3, len(phases)) - 1
+    card, command = tmp_path / 'README.md', capsys.readouterr().out.splitlines()[-1]  # of the small net, and for others
+    facts = card.read_text() if SMALL in more else command
+    assert str(recipe) in facts and ('image sizes' in facts) == bool(phases)
+
+
+@pytest.mark.parametrize('name', SHALLOW)
+def test_every_net_trains_resumes_and_loads(name, tmp_path, capsys, run):
+    more = ['--batches', '2', 'crop_padding=null', 'img_sizes={}', 'epochs=2', f'model={name}',
+            f'model_kwargs={json.dumps(SHALLOW[name])}']
+    checkpoint = run(tmp_path / 'run', *more)
+    assert checkpoint['epoch'] == 1 and checkpoint['arch'] == name
+    (tmp_path / 'run' / 'summary.csv').unlink()  # as after a kill between the last checkpoint and this
+    assert run(tmp_path / 'run', *more)['seconds'] == checkpoint['seconds']
+    rows = list(csv.DictReader((tmp_path / 'run' / 'summary.csv').open()))
+    assert list(rows[0]) == ['epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5', 'lr'] and len(rows) == 2
+    model = f'local-dir:{tmp_path}/run'  # of arguments of its own, which no name of the zoo's has
+    assert capsys.readouterr().out.strip().splitlines()[-1] == f'timm.create_model({model!r}, pretrained=True)'
+    net = timm.create_model(model, pretrained=True).state_dict()
+    torch.testing.assert_close(net, checkpoint['state_dict'])
+    card = (tmp_path / 'run' / 'README.md').read_text()
+    assert '| recipe | muon_tiny |' in card and '| seed | 42 |' in card
+
+
+def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_path, capsys, monkeypatch, run):
+    """With a net of its own size: export knows no other."""
+    run(tmp_path / 'run', '--batches', '1', 'epochs=1', 'model_ema=true', 'img_sizes={0: 16}')
+    command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
+    monkeypatch.chdir(tmp_path)
+    history = (tmp_path / 'run' / 'history.json').read_bytes()
+    ema = torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=True)['state_dict_ema']
+    cli(command[1:])
+    net = tmp_path / 'run' / 'weights' / 'sa_quadratic_tiny_cifar'
+    shipped = safetensors.torch.load_file(net.with_suffix('.safetensors'))
+    torch.testing.assert_close(shipped, {k: v.half() for k, v in ema.items()})
+    assert net.with_suffix('.history.json').read_bytes() == history
+    card = net.with_suffix('.md').read_text()
+    assert '| arguments | batch_size=8 epochs=1 model_ema=true' in card
+    assert ' --batches 1 |\n| epochs | 0.3 |' in card
+    assert '| images | 8: 1 x 1 batches of 8 |\n' in card and '| image sizes | 16 px from epoch 0 |\n' in card
+    assert '| teacher | none |\n' in card and '| initialised from | none |\n' in card
+    assert '| weights | moving average, decay 0.9998 |' in card
+    assert f'| data | {folder.name}, split train |\n' in card and 'CIFAR' not in card
