@@ -1,0 +1,28 @@
+"""What tests of the explorer share: small nets and pictures."""
+import numpy as np
+import timm
+import torch
+from PIL import Image
+
+SMALL = dict(embed_dim=16, mlp_dim=8, depth=2, num_heads=3, img_size=(16, 24))
+
+
+def picture(seed):
+    generator = np.random.default_rng(seed)
+    return Image.fromarray(generator.integers(0, 256, (16, 24, 3), dtype=np.uint8))
+
+
+def create(name, gain=1., **kwargs):
+    """A small net of random weights; a gain over 1 makes the maps of nets with content peaked."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, **dict({} if name.startswith('san_') else SMALL, **kwargs)).eval()
+    model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 16, 24))
+    with torch.no_grad():
+        for parameter in (p for n, p in model.named_parameters() if n.endswith('query.weight')):
+            parameter.mul_(gain)
+        for parameter in (p for n, p in model.named_parameters() if n.endswith('spreads')):
+            parameter.add_(0.4 * torch.randn_like(parameter))  # precisions that couple the axes
+    return model
+
+
+PICTURES = {f'picture {i}': picture(i) for i in range(2)}
