@@ -15,7 +15,7 @@ from timm_selfconv.theory import position_blobs
 from timm_selfconv.training import trainer
 from timm_selfconv.training.recipes import RECIPES
 from timm_selfconv.weights.history import accuracies, read_history
-from tiny_nets import SHALLOW, SMALL
+from tiny_nets import LIKE_TIMM, SHALLOW, SMALL
 
 
 @pytest.mark.parametrize('model', ['resnet_tiny_cifar', 'resvit_cifar'])
@@ -80,8 +80,7 @@ def test_every_recipe_is_rehearsed(recipe, tmp_path, capsys, run):
 
 @pytest.mark.parametrize('name', SHALLOW)
 def test_every_net_trains_resumes_and_loads(name, tmp_path, capsys, run):
-    more = ['--batches', '2', 'crop_padding=null', 'img_sizes={}', 'epochs=2', f'model={name}',
-            f'model_kwargs={json.dumps(SHALLOW[name])}']
+    more = ['--batches', '2', *LIKE_TIMM, 'epochs=2', f'model={name}', f'model_kwargs={json.dumps(SHALLOW[name])}']
     checkpoint = run(tmp_path / 'run', *more)
     assert checkpoint['epoch'] == 1 and checkpoint['arch'] == name
     (tmp_path / 'run' / 'summary.csv').unlink()  # as after a kill between the last checkpoint and this

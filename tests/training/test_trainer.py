@@ -18,9 +18,8 @@ from timm_selfconv.training import trainer
 from timm_selfconv.training.augment import at_size
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.training.trainer import gains_by_bfloat16
-from tiny_nets import SMALL
+from tiny_nets import LIKE_TIMM, SMALL
 
-LIKE_TIMM = ['crop_padding=null', 'img_sizes={}']  # crops and image sizes as train.py has them
 STILL = ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'opt=momentum', 'warmup_epochs=0', 'epochs=2']  # as if in order
 CPU = torch.device('cpu')
 
@@ -150,7 +149,7 @@ def test_muon_has_bfloat16_where_the_processor_gains_by_it(bfloat16, monkeypatch
 
     monkeypatch.setattr(trainer, 'gains_by_bfloat16', lambda device: bfloat16)
     monkeypatch.setattr(timm.optim.muon, 'zeropower_via_newtonschulz', newton_schulz)
-    one_epoch(training('opt=muon', 'epochs=1'))
+    one_epoch(training('opt=muon', 'amp=true', 'epochs=1'))
     assert seen == {torch.bfloat16 if bfloat16 else torch.float32}
 
 

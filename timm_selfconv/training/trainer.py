@@ -122,8 +122,7 @@ class Training:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
         self.steps = math.ceil(self.batches / args.grad_accum_steps)
         self.fingerprint = hashlib.sha256(b''.join(x.cpu().numpy().tobytes() for x in data)).hexdigest()
-        self.bfloat16 = gains_by_bfloat16(device)
-        self.amp = args.amp and self.bfloat16
+        self.amp = args.amp and gains_by_bfloat16(device)
         self.progress = tqdm(disable=True)
         self.model = model.to(device, memory_format=torch.channels_last)
         for name, labels in (('smallest', self.labels.min()), ('largest', self.labels.max())):
@@ -322,7 +321,7 @@ class Training:
                     raise FloatingPointError(f'epoch {epoch}, step {int(bad[0])}: the loss is {losses[bad[0]].item()}')
             if args.clip_grad is not None:
                 nn.utils.clip_grad_norm_(self.student.parameters(), args.clip_grad)
-            with nullcontext() if self.bfloat16 else muon_in_float32():
+            with nullcontext() if self.amp else muon_in_float32():
                 self.optimizer.step()
             updates = epoch * self.steps + step + 1
             if self.ema is not None:
