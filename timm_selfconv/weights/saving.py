@@ -146,7 +146,8 @@ def model_card(
         'image-classification', cifar10, 'CIFAR-10', dataset_split='test', metric_type='accuracy',
         metric_value=accuracy)])
     kind = 'convolution' if name.startswith('resnet') else 'self-attention'
-    create = f"'{name if '.' in name else f'{name}.cifar10'}', pretrained=True"
+    tagged = name if '.' in name else f'{name}.cifar10'
+    create = f"'{tagged}', pretrained=True"
     if file is not None:  # of a tag that may not be registered
         create = f"'{name.partition('.')[0]}', pretrained=True, pretrained_cfg_overlay=dict(file='{file}')"
     measured = f"({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, in eval mode)"
@@ -156,4 +157,4 @@ def model_card(
         '[timm](https://github.com/huggingface/pytorch-image-models).',
         {**facts, 'test accuracy': f'{accuracy:.4f} {measured}'}, create, (kind, 'cifar10'), license=LICENSE,
         **(on_cifar10 if measured_on is None else {}),
-    ) + CLASSIFY + (EXPLORE.format(name=name) if kind == 'self-attention' and file is None else '')
+    ) + CLASSIFY + (EXPLORE.format(name=tagged) if kind == 'self-attention' and file is None else '')
