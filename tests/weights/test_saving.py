@@ -43,6 +43,7 @@ def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
     assert card.data.license == 'apache-2.0' and card.data.library_name == 'timm'
     assert [result.metric_value for result in card.data.eval_results] == [0.8123]  # which the Hub shows
     assert '| seed | 42 |' in card.text and 'import timm_selfconv' in card.text
+    assert "create_model('net.cifar10', " in card.text and 'explore net.cifar10 ' in card.text  # not other weights
     read = weights.card_facts('net')
     assert read.pop('test accuracy').startswith('0.8123 (10,000 images') and read == facts
 

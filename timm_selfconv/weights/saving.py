@@ -136,7 +136,7 @@ def model_card(
         images: Number of images that it was measured on.
         facts: Training of the weights (recipe, epochs, seed, hardware, ...), a table row each, in order.
         measured_on: Those images in words; the CIFAR-10 test split by default, and then the metadata says so too.
-        file: The weight file that the card's snippet loads; by default it loads what ``pretrained=True`` does.
+        file: The weight file that the card's snippet loads; by default it loads these weights by their tag.
 
     Returns:
         Markdown with the metadata block that the Hub reads.
