@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from timm_selfconv.data import preprocess
-from timm_selfconv.weights import card_path, measured_accuracy, provenance
+from timm_selfconv.weights import card_path, measured_accuracy, provenance, tagged_name
 from timm_selfconv.weights.loading import OWNER, WEIGHTS_FILE, read_weights
 from timm_selfconv.weights.saving import write_net
 from .explorer import explorer_page
@@ -51,7 +51,7 @@ def write_repository(
         relatives: Other nets to link to.
     """
     folder = Path(folder)
-    model = timm.create_model(name, pretrained=True).eval()
+    model = timm.create_model(tagged_name(name), pretrained=True).eval()
     write_net(model, folder, pretrained_cfg=dict(hf_hub_id=f'{OWNER}/{name}'))
     (folder / WEIGHTS_FILE).write_bytes(read_weights(name))  # the shipped bytes, float16
     shown = ''

@@ -15,7 +15,7 @@ from typing import Dict, List, Optional
 
 __all__ = [
     'LICENSE', 'WEIGHTS_DIR', 'card_facts', 'card_path', 'checksums', 'default_weights', 'measured_accuracy',
-    'net_caption', 'origin', 'provenance', 'teachers', 'weights_path',
+    'net_caption', 'origin', 'provenance', 'tagged_name', 'teachers', 'weights_path',
 ]
 
 WEIGHTS_DIR = Path(__file__).resolve().parent
@@ -25,6 +25,11 @@ LICENSE = 'apache-2.0'
 def weights_path(name: str) -> Path:
     """Path of weights if they ship: a net's registered name stands for those from scratch, ``name.tag`` for others."""
     return WEIGHTS_DIR / f"{name.removesuffix('.cifar10')}.safetensors"
+
+
+def tagged_name(name: str) -> str:
+    """What timm.create_model takes for exactly these weights: those from scratch have the tag ``cifar10``."""
+    return name if '.' in name else f'{name}.cifar10'
 
 
 def card_path(name: str) -> Path:

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from safetensors import SafetensorError
 
 from timm_selfconv.files import new_folder, os_errors, replace_file, write_new
-from . import LICENSE
+from . import LICENSE, tagged_name
 
 __all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_weights', 'write_net']
 
@@ -146,8 +146,7 @@ def model_card(
         'image-classification', cifar10, 'CIFAR-10', dataset_split='test', metric_type='accuracy',
         metric_value=accuracy)])
     kind = 'convolution' if name.startswith('resnet') else 'self-attention'
-    tagged = name if '.' in name else f'{name}.cifar10'
-    create = f"'{tagged}', pretrained=True"
+    create = f"'{tagged_name(name)}', pretrained=True"
     if file is not None:  # of a tag that may not be registered
         create = f"'{name.partition('.')[0]}', pretrained=True, pretrained_cfg_overlay=dict(file='{file}')"
     measured = f"({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, in eval mode)"
@@ -157,4 +156,4 @@ def model_card(
         '[timm](https://github.com/huggingface/pytorch-image-models).',
         {**facts, 'test accuracy': f'{accuracy:.4f} {measured}'}, create, (kind, 'cifar10'), license=LICENSE,
         **(on_cifar10 if measured_on is None else {}),
-    ) + CLASSIFY + (EXPLORE.format(name=tagged) if kind == 'self-attention' and file is None else '')
+    ) + CLASSIFY + (EXPLORE.format(name=tagged_name(name)) if kind == 'self-attention' and file is None else '')
