@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from held import LargestTensor, PeakBytes, held_at_once
 from timm_selfconv.layers import SelfAttention2d, TERMS, explicit_maps
@@ -100,6 +101,42 @@ def test_every_choice_of_terms_is_equation_8(encoding, terms):
         torch.testing.assert_close(step(attn(x)), wanted)
     with torch.no_grad():
         torch.testing.assert_close(attn(x), expected)
+    if attn.key is not None:  # who hooks keys sees them made
+        made = []
+        attn.key.register_forward_hook(lambda module, args, out: made.append(out))
+        torch.testing.assert_close(step(attn(x)), wanted)
+        with held_at_once(1):
+            torch.testing.assert_close(step(attn(x)), wanted)
+        assert len(made) == 2
+
+
+@pytest.mark.parametrize('encoding,terms', [
+    ('learned', ('content', 'content_position')), ('quadratic', ('content', 'position')), ('sinusoid', ('content',))])
+def test_pixels_are_keys_where_there_are_more_than_channels(encoding, terms, monkeypatch):
+    attn = SelfAttention2d(12, 2, terms, encoding, grid_size=(3, 4))
+    monkeypatch.setattr(attn, 'keys', lambda x: pytest.fail('it makes keys'))
+    attn(torch.randn(2, 3, 4, 12)).sum().backward()
+    assert all(p.grad is not None for p in attn.parameters())  # else DistributedDataParallel stops
+    with pytest.raises(pytest.fail.Exception, match='it makes keys'):
+        attn(torch.randn(1, 3, 4, 12))
+
+
+class RepeatedMatrices(TorchDispatchMode):
+    """Counts products of a batch of matrices with a single one."""
+    seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.bmm.default:
+            self.seen += args[1].stride(0) == 0
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_view_of_channels_first_meets_a_map_once():
+    """Without gradients torch's Linear meets it a row at a time, in bfloat16 with a copy of the map for each."""
+    attn = SelfAttention2d(32, 2, ('content', 'content_position'), 'learned', grid_size=(8, 8)).eval()
+    with torch.no_grad(), RepeatedMatrices() as products:
+        attn(torch.randn(4, 32, 8, 8).permute(0, 2, 3, 1))
+    assert not products.seen
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'learned'])

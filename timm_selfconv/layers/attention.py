@@ -150,6 +150,7 @@ class SelfAttention2d(nn.Module):
     absolute: Final[bool]
     relative: Final[bool]
     separable: Final[bool]
+    pixel_keys: Final[bool]
 
     def __init__(
             self,
@@ -197,6 +198,7 @@ class SelfAttention2d(nn.Module):
         self.absolute = encoding in ABSOLUTE
         self.relative = 'position' in terms or 'content_position' in terms
         self.separable = terms == ('position',) and encoding in ('quadratic', 'learned')
+        self.pixel_keys = 'content' in terms and ('content_position' not in terms or encoding == 'learned')
         has_query = 'content' in terms or 'content_position' in terms
         has_key = 'content' in terms or 'key_bias' in terms
 
@@ -386,6 +388,43 @@ class SelfAttention2d(nn.Module):
         return self.value(key_attention(query, key, x.flatten(1, 2)[:, None], rows, cols, drop).flatten(3))
 
     @torch.jit.unused
+    def _by_pixels(self, x: torch.Tensor, key: None, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Attend as :meth:`_by_map` does, to the pixels: ``(x_q Wq) (x_k Wk)'`` is ``(x_q (Wq Wk')) x_k``.
+
+        Heads are as wide as the layer, so this is one map of a pixel, not two. All heads share such keys: the queries
+        of a row are those of all its pixels' heads.
+        """
+        (_, height, width, dim), heads = x.shape, self.num_heads
+        pixels = self.encoding(x) if self.absolute else x
+        here = pixels if queries is None else pixels.index_select(1, queries)
+        to_query: Any = self.query
+        to_key: Any = self.key
+        weight, key_weight = to_query.weight.view(heads, dim, dim) * self.scale, to_key.weight.view(heads, dim, dim)
+        bias = weight.new_zeros(heads, dim) if to_query.bias is None else to_query.bias.view(heads, dim) * self.scale
+        rows: Any = None
+        cols: Any = None
+        if self.relative:
+            same = bias[None, :, None, None].expand(1, -1, here.shape[1], width, -1)
+            rows, cols, _ = self.encoding(same, height, width, queries)
+            if self.encoding.content_position:
+                of_rows, of_cols = self.encoding.pixel_scores(here, weight, height, queries)
+                rows, cols = rows + of_rows, cols + of_cols
+            rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
+            rows = rows.permute(0, 2, 3, 1, 4).expand(-1, -1, width, -1, -1).flatten(2, 3)[:, None]
+            cols = cols.permute(0, 2, 3, 1, 4).flatten(2, 3)[:, None]
+        if self.key_bias is not None:
+            bias = bias + self.key_bias * self.scale
+        if to_key.bias is not None:  # it adds the same to all scores of a query: gradients of 0, but not none
+            bias = bias + 0 * to_key.bias.view_as(bias)
+        weight, bias = (key_weight.transpose(1, 2) @ weight).flatten(0, 1), (bias[:, None] @ key_weight).flatten()
+        query = F.linear(here, weight, bias)
+        drop = self.attn_drop.p if self.training else 0.
+        gathered = key_attention(
+            query.unflatten(3, (heads, -1)).flatten(2, 3)[:, None], pixels.flatten(1, 2)[:, None].to(query.dtype),
+            x.flatten(1, 2)[:, None], rows, cols, drop)
+        return self.value(gathered.unflatten(2, (width, heads)).flatten(3))
+
+    @torch.jit.unused
     def _by_windows(self, x: torch.Tensor, key: None, queries: torch.Tensor) -> torch.Tensor:
         """Attend, each Gaussian head within its window, as :meth:`_by_map` does."""
         gathered = torch.stack([
@@ -397,11 +436,17 @@ class SelfAttention2d(nn.Module):
     @torch.jit.unused
     def _by_rows(self, x: torch.Tensor, key: Optional[torch.Tensor], drops: bool) -> torch.Tensor:
         """Attend for as many rows of queries at once as there is memory for their scores."""
+        x = x.contiguous()  # else Linear meets a row of pixels at a time, where nothing wants gradients
         dtype = kernel_dtype(x)
         coupled = self.relative and getattr(self.encoding, 'full', False)
         # keys have no probabilities to drop on a CPU, nor in plain operators
         dropped = drops and (dtype is None or x.device.type == 'cpu')
         attend: Any = self._by_map if self.key is None or coupled or dropped else self._by_keys
+        if (attend == self._by_keys and self.pixel_keys and key is None and dtype is not None
+                and x.shape[:3].numel() > self.dim  # else the product of the maps is more work than keys
+                and type(self.query) is nn.Linear and not hooked(self.query)
+                and type(self.key) is nn.Linear and not hooked(self.key)):
+            attend = self._by_pixels
         if dtype is None or torch.compiler.is_compiling():
             return attend(x, key)
         _, height, width, _ = x.shape
@@ -414,7 +459,7 @@ class SelfAttention2d(nn.Module):
         numbers = x.device.type == 'cpu' and torch._C._len_torch_dispatch_stack() == 0
         if self.terms == ('position',) and not self.separable and numbers:
             attend = self._by_windows
-        if self.key is not None and key is None:
+        if self.key is not None and key is None and attend != self._by_pixels:
             key = self.keys(x)
         out: List[torch.Tensor] = []
         for queries in torch.arange(height, device=x.device).split(max(1, fit)):

@@ -155,12 +155,35 @@ class LearnedEncoding(nn.Module):
             cols = relative_table(col_scores, width).permute(2, 0, 1)[None, :, None]
         if self.content_position:
             assert query is not None
-            half = query.shape[-1] // 2
+            of_row, of_col = query.chunk(2, -1)
             row_table = relative_table(self.row_table, height, queries)
-            of_rows = torch.einsum('bhijd,ikd->bhijk', query[..., :half], row_table).to(dtype)
+            of_rows = torch.einsum('bhijd,ikd->bhijk', of_row, row_table).to(dtype)
             col_table = relative_table(self.col_table, width)
-            of_cols = torch.einsum('bhijd,jld->bhijl', query[..., half:], col_table).to(dtype)
+            of_cols = torch.einsum('bhijd,jld->bhijl', of_col, col_table).to(dtype)
             rows = of_rows if rows is None else rows + of_rows
             cols = of_cols if cols is None else cols + of_cols
         assert rows is not None and cols is not None
         return rows, cols, None
+
+    def pixel_scores(
+            self,
+            x: torch.Tensor,
+            weight: torch.Tensor,
+            height: int,
+            queries: Optional[torch.Tensor] = None,
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Scores of the content-position term for queries ``weight x``; the map meets the tables, not the pixels.
+
+        Args:
+            x: Pixels, shape (B, Q, W, channels).
+            weight: Map of a pixel to each head's query, shape (heads, head_dim, channels).
+            height: Number of rows H.
+            queries: Rows of the pixels, shape (Q,); all H by default.
+
+        Returns:
+            Row scores, shape (B, heads, Q, W, H), and column scores, (B, heads, Q, W, W).
+        """
+        of_row, of_col = weight.chunk(2, 1)
+        row_table = relative_table(torch.einsum('nd,hdc->nhc', self.row_table, of_row), height, queries)
+        col_table = relative_table(torch.einsum('nd,hdc->nhc', self.col_table, of_col), x.shape[2])
+        return torch.einsum('bijc,ikhc->bhijk', x, row_table), torch.einsum('bijc,jlhc->bhijl', x, col_table)
