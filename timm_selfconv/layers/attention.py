@@ -10,38 +10,17 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 from .adapters import plain_copy
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .encodings.windows import gaussian_windows
-from .kernels import key_attention, map_attention, separable_attention
+from .kernels import key_attention, map_attention, pixel_attention, separable_attention
 from .kernels.kernel import TINY, computed_by, hooked, kernel_dtype
-from .kernels.positions import gather_by_factors, gather_by_maps
-from .parameters import check_sizes, select_parameter
+from .kernels.positions import axis_probs, gather_by_factors, gather_by_maps
+from .parameters import ABSOLUTE, check_sizes, check_terms, select_parameter
+from .values import HeadValues
 
-__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'SelfAttention2d', 'dense_scores']
+__all__ = ['SelfAttention2d', 'dense_scores']
 
-TERMS = ('content', 'content_position', 'key_bias', 'position')
-RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
-ABSOLUTE = ('sinusoid', 'absolute')
-ENCODINGS = (*RELATIVE, 'line', *ABSOLUTE)
 # bytes of scores of all heads that are held at once, where nothing asks for whole maps
 CPU_MAP_BYTES = 2 ** 27
 DEVICE_MAP_BYTES = 2 ** 28
-
-
-def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
-    """Check that terms and encoding exist and fit each other, and return the terms as a tuple.
-
-    Raises:
-        ValueError: If they do not.
-    """
-    terms = (terms,) if isinstance(terms, str) else tuple(terms)
-    if encoding not in ENCODINGS:
-        raise ValueError(f'encoding={encoding!r}: needs one of {ENCODINGS}')
-    if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(TERMS):
-        raise ValueError(f'terms={terms!r}: needs one or more of {TERMS}, each once')
-    if encoding in ABSOLUTE and terms != ('content',):
-        raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
-    if encoding == 'line' and ('position' not in terms or 'content_position' in terms):
-        raise ValueError(f"terms={terms!r}: encoding='line' needs 'position' and knows no 'content_position'")
-    return terms
 
 
 @torch.fx.wrap
@@ -65,16 +44,6 @@ def check_input(x: torch.Tensor, dim: int, weight: Optional[torch.Tensor]) -> to
 
 @torch.fx.wrap
 @register_notrace_function
-def axis_probs(scores: torch.Tensor) -> torch.Tensor:
-    """Probabilities of keys along one axis, shape (heads, queries, keys).
-
-    A function, for who looks for whole maps in a graph looks for `softmax`.
-    """
-    return scores.softmax(dim=-1)
-
-
-@torch.fx.wrap
-@register_notrace_function
 def dense_scores(
         query: Optional[torch.Tensor],
         key: Optional[torch.Tensor],
@@ -89,6 +58,8 @@ def dense_scores(
     """
     scores: Optional[torch.Tensor] = None
     if rows is not None and cols is not None:
+        # of one, the largest would swallow the other's, and half precision both
+        rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
         scores = rows[..., :, None] + cols[..., None, :]
         if cross is not None:
             scores = scores + cross
@@ -100,36 +71,6 @@ def dense_scores(
         scores = content if scores is None else content + scores
     assert scores is not None
     return scores
-
-
-class HeadValues(nn.Module):
-    """Values of heads with fewer channels than the layer, ``sum_h (W_val^h W_out^h)`` of equation (4).
-
-    Attributes:
-        head_weight: ``W_val`` of each head, shape (heads, dim, head_dim).
-        out: ``W_out`` of all heads, a Linear from heads head_dim channels to dim.
-    """
-
-    def __init__(self, num_heads: int, dim: int, head_dim: int, device=None, dtype=None):
-        super().__init__()
-        self.head_weight = nn.Parameter(torch.empty(num_heads, dim, head_dim, device=device, dtype=dtype))
-        self.out = nn.Linear(num_heads * head_dim, dim, device=device, dtype=dtype)
-        nn.init.uniform_(self.head_weight, -dim ** -0.5, dim ** -0.5)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """Product of both maps, of rank head_dim in each head: shape (dim, heads dim)."""
-        out = self.out.weight.unflatten(1, (-1, self.head_weight.shape[2]))
-        return torch.einsum('hcd,ohd->ohc', self.head_weight, out).flatten(1)
-
-    @property
-    def bias(self) -> torch.Tensor:
-        return self.out.bias
-
-    def forward(self, gathered: torch.Tensor) -> torch.Tensor:
-        """Values of what all heads gather, shape (..., heads dim): shape (..., dim)."""
-        gathered = gathered.unflatten(-1, [self.head_weight.shape[0], self.head_weight.shape[1]])
-        return self.out(torch.einsum('bijhc,hcd->bijhd', gathered, self.head_weight.to(gathered.dtype)).flatten(-2))
 
 
 class SelfAttention2d(nn.Module):
@@ -295,8 +236,7 @@ class SelfAttention2d(nn.Module):
 
         Returns:
             Queries over sqrt(D) with ``u`` added, shape (B, heads, Q, W, dim), and keys, (B, heads, H W, dim), or None
-            without content and key bias; scores of the terms that know offsets, as encodings give them, those of rows
-            and of columns the largest 0, or None.
+            without content and key bias; scores of the terms that know offsets, as encodings give them, or None.
         """
         height, width = x.shape[1], x.shape[2]
         query: Optional[torch.Tensor] = None
@@ -313,8 +253,6 @@ class SelfAttention2d(nn.Module):
             query = self.query(x).unflatten(3, [self.num_heads, self.dim]).permute(0, 3, 1, 2, 4) * self.scale
         if self.relative:
             rows, cols, cross = self.encoding(query, height, width, queries)
-            # of one, the largest would swallow the other's, and half precision both
-            rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
         if self.key is None:
             query = None
         elif self.key_bias is not None:
@@ -389,11 +327,7 @@ class SelfAttention2d(nn.Module):
 
     @torch.jit.unused
     def _by_pixels(self, x: torch.Tensor, key: None, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Attend as :meth:`_by_map` does, to the pixels: ``(x_q Wq) (x_k Wk)'`` is ``(x_q (Wq Wk')) x_k``.
-
-        Heads are as wide as the layer, so this is one map of a pixel, not two. All heads share such keys: the queries
-        of a row are those of all its pixels' heads.
-        """
+        """Attend to the pixels as :meth:`_by_map` does to keys, see :func:`pixel_attention`."""
         (_, height, width, dim), heads = x.shape, self.num_heads
         pixels = self.encoding(x) if self.absolute else x
         here = pixels if queries is None else pixels.index_select(1, queries)
@@ -409,20 +343,12 @@ class SelfAttention2d(nn.Module):
             if self.encoding.content_position:
                 of_rows, of_cols = self.encoding.pixel_scores(here, weight, height, queries)
                 rows, cols = rows + of_rows, cols + of_cols
-            rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
-            rows = rows.permute(0, 2, 3, 1, 4).expand(-1, -1, width, -1, -1).flatten(2, 3)[:, None]
-            cols = cols.permute(0, 2, 3, 1, 4).flatten(2, 3)[:, None]
         if self.key_bias is not None:
             bias = bias + self.key_bias * self.scale
         if to_key.bias is not None:  # it adds the same to all scores of a query: gradients of 0, but not none
             bias = bias + 0 * to_key.bias.view_as(bias)
-        weight, bias = (key_weight.transpose(1, 2) @ weight).flatten(0, 1), (bias[:, None] @ key_weight).flatten()
-        query = F.linear(here, weight, bias)
         drop = self.attn_drop.p if self.training else 0.
-        gathered = key_attention(
-            query.unflatten(3, (heads, -1)).flatten(2, 3)[:, None], pixels.flatten(1, 2)[:, None].to(query.dtype),
-            x.flatten(1, 2)[:, None], rows, cols, drop)
-        return self.value(gathered.unflatten(2, (width, heads)).flatten(3))
+        return self.value(pixel_attention(here, pixels, x, weight, bias, key_weight, rows, cols, drop).flatten(3))
 
     @torch.jit.unused
     def _by_windows(self, x: torch.Tensor, key: None, queries: torch.Tensor) -> torch.Tensor:
@@ -441,12 +367,13 @@ class SelfAttention2d(nn.Module):
         coupled = self.relative and getattr(self.encoding, 'full', False)
         # keys have no probabilities to drop on a CPU, nor in plain operators
         dropped = drops and (dtype is None or x.device.type == 'cpu')
-        attend: Any = self._by_map if self.key is None or coupled or dropped else self._by_keys
-        if (attend == self._by_keys and self.pixel_keys and key is None and dtype is not None
-                and x.shape[:3].numel() > self.dim  # else the product of the maps is more work than keys
-                and type(self.query) is nn.Linear and not hooked(self.query)
-                and type(self.key) is nn.Linear and not hooked(self.key)):
-            attend = self._by_pixels
+        by_keys = not (self.key is None or coupled or dropped)
+        by_pixels = (
+            by_keys and self.pixel_keys and key is None and dtype is not None
+            and x.shape[:3].numel() > self.dim  # else the product of the maps is more work than keys
+            and type(self.query) is nn.Linear and not hooked(self.query)
+            and type(self.key) is nn.Linear and not hooked(self.key))
+        attend: Any = self._by_pixels if by_pixels else self._by_keys if by_keys else self._by_map
         if dtype is None or torch.compiler.is_compiling():
             return attend(x, key)
         _, height, width, _ = x.shape
@@ -459,7 +386,7 @@ class SelfAttention2d(nn.Module):
         numbers = x.device.type == 'cpu' and torch._C._len_torch_dispatch_stack() == 0
         if self.terms == ('position',) and not self.separable and numbers:
             attend = self._by_windows
-        if self.key is not None and key is None and attend != self._by_pixels:
+        if self.key is not None and key is None and not by_pixels:
             key = self.keys(x)
         out: List[torch.Tensor] = []
         for queries in torch.arange(height, device=x.device).split(max(1, fit)):

@@ -1,10 +1,15 @@
-"""Sizes of layers, and parameters of some heads only."""
-from typing import Any
+"""Sizes of layers, terms and encodings that they know, and parameters of some heads only."""
+from typing import Any, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 
-__all__ = ['check_sizes', 'select_parameter']
+__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'check_sizes', 'check_terms', 'select_parameter']
+
+TERMS = ('content', 'content_position', 'key_bias', 'position')
+RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
+ABSOLUTE = ('sinusoid', 'absolute')
+ENCODINGS = (*RELATIVE, 'line', *ABSOLUTE)
 
 
 def check_sizes(**sizes: Any) -> None:
@@ -12,6 +17,24 @@ def check_sizes(**sizes: Any) -> None:
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
+
+
+def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
+    """Check that terms and encoding exist and fit each other, and return the terms as a tuple.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    terms = (terms,) if isinstance(terms, str) else tuple(terms)
+    if encoding not in ENCODINGS:
+        raise ValueError(f'encoding={encoding!r}: needs one of {ENCODINGS}')
+    if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(TERMS):
+        raise ValueError(f'terms={terms!r}: needs one or more of {TERMS}, each once')
+    if encoding in ABSOLUTE and terms != ('content',):
+        raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
+    if encoding == 'line' and ('position' not in terms or 'content_position' in terms):
+        raise ValueError(f"terms={terms!r}: encoding='line' needs 'position' and knows no 'content_position'")
+    return terms
 
 
 def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int = 0) -> None:

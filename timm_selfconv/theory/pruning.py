@@ -7,7 +7,7 @@ from timm.models._input import update_model_args
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.adapters import ATTENTION, plain_copy
-from timm_selfconv.layers.attention import HeadValues
+from timm_selfconv.layers.values import HeadValues
 from timm_selfconv.models import SelfAttentionNet
 
 __all__ = ['condition_numbers', 'degenerate_heads', 'narrow_heads', 'precision_eigenvalues', 'prune_heads']

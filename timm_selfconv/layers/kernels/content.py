@@ -13,7 +13,7 @@ from timm.layers import register_notrace_function
 
 from .kernel import Kernel, kernel_dtype
 
-__all__ = ['attend_to_keys', 'fused_attention', 'key_attention']
+__all__ = ['attend_to_keys', 'fused_attention', 'key_attention', 'pixel_attention']
 
 
 def probabilities(
@@ -127,6 +127,8 @@ def key_attention(
         Shape (B, Q, W, heads, channels).
     """
     value = value.to(query.dtype)
+    if rows is not None and cols is not None:  # of one, the largest would swallow the other's, and half precision both
+        rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
     if not torch.jit.is_scripting():  # a condition of its own, for what is in it is not compiled then
         if kernel_dtype(query) is not None:
             few = 4 * key.shape[2] <= key.shape[3]  # all probabilities are small beside queries and keys, which stay
@@ -138,3 +140,45 @@ def key_attention(
             if query.device.type != 'cpu':
                 return fused_attention(query, key, value, rows, cols, dropout_p)
     return attend_to_keys(query, key, value, rows, cols)
+
+
+def pixel_attention(
+        x: torch.Tensor,
+        pixels: torch.Tensor,
+        value: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        key_weight: torch.Tensor,
+        rows: Optional[torch.Tensor],
+        cols: Optional[torch.Tensor],
+        dropout_p: float = 0.,
+) -> torch.Tensor:
+    """As :func:`key_attention`, keys being pixels: ``(x_q Wq) (x_k Wk)'`` is ``(x_q (Wq Wk')) x_k``.
+
+    Heads are as wide as the layer, so this is one map of a pixel, not two. All heads share such keys: the queries of a
+    row are those of all its pixels' heads.
+
+    Args:
+        x: Pixels that ask, Q rows of them, shape (B, Q, W, dim).
+        pixels: Pixels that are met, shape (B, H, W, dim).
+        value: Their values, shape (B, H, W, channels).
+        weight: Scaled query maps, shape (heads, dim, dim), output before input.
+        bias: What is added to their queries, shape (heads, dim).
+        key_weight: Key maps, shape (heads, dim, dim), output before input.
+        rows: Row scores, shape (B or 1, heads, Q, W or 1, H), or None.
+        cols: Column scores, shape (B or 1, heads, Q or 1, W, W), with row scores.
+        dropout_p: As there.
+
+    Returns:
+        Shape (B, Q, W, heads, channels).
+    """
+    width, heads = x.shape[2], len(weight)
+    if rows is not None and cols is not None:
+        rows = rows.permute(0, 2, 3, 1, 4).expand(-1, -1, width, -1, -1).flatten(2, 3)[:, None]
+        cols = cols.permute(0, 2, 3, 1, 4).flatten(2, 3)[:, None]
+    query = F.linear(
+        x, (key_weight.transpose(1, 2) @ weight).flatten(0, 1), (bias[:, None] @ key_weight).flatten())
+    gathered = key_attention(
+        query.unflatten(3, (heads, -1)).flatten(2, 3)[:, None], pixels.flatten(1, 2)[:, None].to(query.dtype),
+        value.flatten(1, 2)[:, None], rows, cols, dropout_p)
+    return gathered.unflatten(2, (width, heads)).squeeze(4)

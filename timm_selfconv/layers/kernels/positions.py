@@ -20,10 +20,21 @@ from timm.layers import register_notrace_function
 from .kernel import TINY, Kernel, kernel_dtype
 
 __all__ = [
-    'gather_by_factors', 'gather_by_maps', 'map_attention', 'map_keys', 'maps_of_factors', 'separable_attention',
+    'axis_probs', 'gather_by_factors', 'gather_by_maps', 'map_attention', 'map_keys', 'maps_of_factors',
+    'separable_attention',
 ]
 
 Gradients = Tuple[Optional[torch.Tensor], ...]
+
+
+@torch.fx.wrap
+@register_notrace_function
+def axis_probs(scores: torch.Tensor) -> torch.Tensor:
+    """Probabilities of keys along one axis, shape (heads, queries, keys).
+
+    A function, for who looks for whole maps in a graph looks for `softmax`.
+    """
+    return scores.softmax(dim=-1)
 
 
 @torch.fx.wrap
