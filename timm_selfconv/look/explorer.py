@@ -173,7 +173,8 @@ def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Opt
         raise ValueError(f'{run}: is of a net with other heads or another grid than {list(heads)} on {list(grid)}')
     return dict(
         heads=pack(torch.tensor([[head for layer in row['heads'] for head in layer] for row in rows])),
-        loss=[row.get('train_loss') for row in rows], top1=[row.get('eval_top1') for row in rows])
+        epochs=[row['epochs'] for row in rows], loss=[row.get('train_loss') for row in rows],
+        top1=[row.get('eval_top1') for row in rows])
 
 
 def describe_net(

@@ -80,16 +80,16 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
     """Return the rows of a run's model card; None for what does not apply."""
     args, device = training.args, training.images.device
     threads, epochs, batches = torch.get_num_threads(), len(training.history), training.batches
-    seen = epochs * batches * args.batch_size
-    whole = batches == len(training.images) // args.batch_size
+    whole = training.share == 1
     origin = args.initial_checkpoint or (default_weights(args.model) if args.pretrained else '')
     taught = dict.fromkeys([*teachers(origin), *filter(None, [args.kd_model_name])])
     return {
         'recipe': recipe,
         'script': 'python -m timm_selfconv.train',
         'arguments': ' '.join(overrides if whole else [*overrides, f'--batches {batches}']) or 'none',
-        'epochs': epochs if whole else f'{seen / len(training.images):.1f}',
-        'images': None if whole else f'{seen:,}: {epochs} x {batches} batches of {args.batch_size}',
+        'epochs': epochs if whole else f'{epochs * training.share:.1f}',
+        'images': None if whole else
+                  f'{epochs * batches * args.batch_size:,}: {epochs} x {batches} batches of {args.batch_size}',
         'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
         'initialised from': data_name(origin.removeprefix('local-dir:')) if origin else 'none',
         'teacher': ', '.join(taught) or ('unknown' if origin and not card_facts(origin) else 'none'),

@@ -120,6 +120,8 @@ class Training:
         self.batches = min(len(self.images) // args.batch_size, batches or len(self.images))
         if not self.batches:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
+        whole = self.batches == len(self.images) // args.batch_size
+        self.share = 1 if whole else self.batches * args.batch_size / len(self.images)  # of the images, an epoch
         self.steps = math.ceil(self.batches / args.grad_accum_steps)
         self.fingerprint = hashlib.sha256(b''.join(x.cpu().numpy().tobytes() for x in data)).hexdigest()
         self.amp = args.amp and gains_by_bfloat16(device)
@@ -374,7 +376,7 @@ class Training:
         for row in self.history:
             rows.append({'epochs': row['epoch'] + 1, **{key: row[key] for key in row if key != 'epoch'}})
         replace_file(output / 'summary.csv', lambda path: write_summary(path, self.history))
-        write_history(output / HISTORY, self.args.model, self.grid, rows)
+        write_history(output / HISTORY, self.args.model, self.grid, rows, self.share)
 
 
 def since(sizes: Dict[int, int], epoch: int) -> Optional[int]:

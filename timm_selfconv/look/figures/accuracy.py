@@ -12,7 +12,7 @@ from .style import TEXT_WIDTH, head_style, styled
 __all__ = ['figure_accuracy', 'read_accuracies']
 
 
-def read_accuracies(run: Union[str, Path]) -> List[Tuple[int, float]]:
+def read_accuracies(run: Union[str, Path]) -> List[Tuple[float, float]]:
     """Validation accuracy over a run: from its history, else from the summary.csv of timm's train script.
 
     Args:
@@ -26,7 +26,7 @@ def read_accuracies(run: Union[str, Path]) -> List[Tuple[int, float]]:
         ValueError: If there is neither, or no accuracy in it.
     """
     history, path = find_history(run), Path(run, 'summary.csv')
-    accuracy: Dict[int, float] = {}
+    accuracy: Dict[float, float] = {}
     if history is not None:
         path, accuracy = history, accuracies(read_history(history))
     elif path.is_file():
@@ -47,7 +47,7 @@ def read_accuracies(run: Union[str, Path]) -> List[Tuple[int, float]]:
 
 
 @styled
-def figure_accuracy(runs: Dict[str, Sequence[Tuple[int, float]]]) -> Figure:
+def figure_accuracy(runs: Dict[str, Sequence[Tuple[float, float]]]) -> Figure:
     """Validation accuracy over epochs of several runs.
 
     Args:

@@ -73,13 +73,13 @@ def density_level(attention: torch.Tensor, mass: float) -> float:
     return float(values[(values.cumsum(0) < mass * values.sum()).sum()])
 
 
-def evenly(epochs: Sequence[int], columns: int) -> List[int]:
+def evenly(epochs: Sequence[float], columns: int) -> List[float]:
     """At most so many of some epochs, the first and the last one among them, and the last one if only one is wanted."""
     last, steps = len(epochs) - 1, min(columns, len(epochs)) - 1
     return [epochs[round(i * last / steps) if steps else last] for i in range(steps + 1)]
 
 
-def history_blobs(path: Path, columns: int) -> Tuple[Dict[int, List[Blobs]], Grid]:
+def history_blobs(path: Path, columns: int) -> Tuple[Dict[float, List[Blobs]], Grid]:
     """The Gaussians in a history, by epochs trained, and the grid that they are on."""
     history = read_history(path)
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
@@ -96,7 +96,7 @@ def training_blobs(
         model: nn.Module,
         run: Union[str, Path],
         columns: int = 6,
-) -> Tuple[Dict[int, List[Blobs]], Optional[Grid]]:
+) -> Tuple[Dict[float, List[Blobs]], Optional[Grid]]:
     """The Gaussians of a net while it was trained, from the history of a run or its checkpoints.
 
     Args:
@@ -121,7 +121,7 @@ def training_blobs(
     if encoding_blobs(model) is None:
         raise ValueError(
             f'model={type(model).__name__}: its centres are no parameters, so checkpoints do not show its training')
-    checkpoints = {}
+    checkpoints: Dict[float, Any] = {}
     with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments
         for path in Path(run).glob('checkpoint-*.pth.tar'):
             try:
@@ -265,7 +265,7 @@ def figure_regions(
 
 
 @styled
-def figure_training(history: Dict[int, List[Blobs]], grid: Grid, net: str = '') -> Figure:
+def figure_training(history: Dict[float, List[Blobs]], grid: Grid, net: str = '') -> Figure:
     """Centres of attention over training, a layer per row, an epoch per column (paper, Fig. 3; report, Fig. 2).
 
     Args:
@@ -284,7 +284,7 @@ def figure_training(history: Dict[int, List[Blobs]], grid: Grid, net: str = '') 
         for row, layer in enumerate(blobs):
             draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN), 4)
             axes[row, column].tick_params(labelsize=5)
-        axes[0, column].set_title(f'after {epochs} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
+        axes[0, column].set_title(f'after {epochs:.3g} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
     for row in range(layers):
         axes[row, 0].set_ylabel(f'layer {row}')
     return figure

@@ -60,7 +60,8 @@ class Film {
     const row = i => net.film.heads.subarray(Math.min(i, last) * numbers, (Math.min(i, last) + 1) * numbers);
     const [from, to] = [row(before), row(before + 1)];
     const heads = from.map((x, i) => x + part * (to[i] - x));
-    const text = [shown ? `after epoch ${shown} of ${last}` : `untrained, before ${last} epochs`]
+    const [now, end] = [shown, last].map(i => Number(net.film.epochs[i].toPrecision(3)));
+    const text = [shown ? `after epoch ${now} of ${end}` : `untrained, before ${end} epochs`]
       .concat(loss === null ? [] : [`training loss ${loss.toFixed(2)}`])
       .concat(top1 === null ? [] : [`${top1.toFixed(1)} % of the validation images right`]).join(', ');
     this.slider.value = epoch;
