@@ -141,8 +141,7 @@ def test_training_is_drawn_in_order_of_epochs(tmp_path):
     assert list(figures.training_blobs(net, tmp_path, columns=1)[0]) == [11]
     figure = figures.figure_training(history, (32, 32))
     assert len(figure.axes) == 2 * 4  # layers, epochs
-    assert [ax.get_title() for ax in figure.axes[:4]] == [
-        'after 1 epoch', 'after 3 epochs', 'after 10 epochs', 'after 11 epochs']
+    assert [ax.get_title() for ax in figure.axes[:4]] == ['1 epoch', '3 epochs', '10 epochs', '11 epochs']
     assert [ax.lines[1].get_xdata()[0] for ax in figure.axes[:4]] == [0, 2, 9, 10]
 
 
@@ -183,10 +182,10 @@ def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, encodin
             torch.testing.assert_close(layer.centers, there.centers, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(layer.covariances, there.covariances, rtol=1e-9, atol=1e-12)
     figure = figures.figure_training(blobs, grid)
-    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', 'after 4 epochs', 'after 7 epochs']
+    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '4 epochs', '7 epochs']
     write_history(tmp_path / 'history.json', 'net', [16, 16], rows, 0.3328)  # rows after parts of an epoch
     figure = figures.figure_training(*figures.training_blobs(net, tmp_path, columns=3))
-    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', 'after 1.33 epochs', 'after 2.33 epochs']
+    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '1.33 epochs', '2.33 epochs']
     other = timm.create_model('sa_quadratic_cifar', num_heads=3, encoding=encoding, **SMALL)
     with pytest.raises(ValueError, match=r'history.json: is of another net'):
         figures.training_blobs(other, tmp_path)

@@ -284,7 +284,7 @@ def figure_training(history: Dict[float, List[Blobs]], grid: Grid, net: str = ''
         for row, layer in enumerate(blobs):
             draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN), 4)
             axes[row, column].tick_params(labelsize=5)
-        axes[0, column].set_title(f'after {epochs:.3g} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
+        axes[0, column].set_title(f'{epochs:.3g} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
     for row in range(layers):
         axes[row, 0].set_ylabel(f'layer {row}')
     return figure
