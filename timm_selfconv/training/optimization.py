@@ -24,8 +24,8 @@ def muon_in_float32() -> Iterator[None]:
 def position_groups(model: nn.Module, weight_decay: float, lr_scale: float) -> List[Dict[str, Any]]:
     """timm's parameter groups, those of relative position encodings apart, with another learning rate.
 
-    Those are a few hundred numbers among millions. A query's bias is one of them where queries meet an encoding: what it
-    says of an offset is the same for all pixels, the position term of equation (8) over sqrt(D).
+    Those are a few hundred numbers among millions. A query's bias belongs to them where queries meet an encoding: what
+    it says of an offset is the same for all pixels, the position term of equation (8) over sqrt(D).
 
     Args:
         model: The net.
