@@ -6,8 +6,8 @@
 ``python -m timm_selfconv.train`` is the same. Unlike train.py it keeps all images on the device as uint8 and crops and
 flips them there, and a GPU runs the net compiled, once for each image size. KEY=VALUE replaces a key of the recipe
 (YAML; null removes it); an unknown key stops it. Keys for this script only, which recipes/README.md explains:
-`crop_padding`, `crop_padding_mode`, `img_sizes`, `hardest_half`, `stem_whitening`, `position_lr_scale`, `kd_maps` and
-`kd_maps_weight`.
+`crop_padding`, `crop_padding_mode`, `img_sizes`, `hardest_half`, `stem_whitening`, `position_lr_scale`,
+`query_key_lr_scale`, `kd_maps` and `kd_maps_weight`.
 
 Images are resized and cropped as the net's configuration asks for, or to `img_size` pixels, and their classes are the
 net's by name. `num_classes` gives it a new classifier, for those of the data; `pretrained` begins in its weights.

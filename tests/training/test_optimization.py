@@ -1,10 +1,10 @@
-"""Parameter groups: position encodings apart, everything once, rates that timm keeps apart. Muon's precision."""
+"""Parameter groups: positions and content apart, everything once, rates that timm keeps apart. Muon's precision."""
 import pytest
 import timm
 import torch
 from timm.optim import Muon
 
-from timm_selfconv.training.optimization import muon_in_float32, position_groups
+from timm_selfconv.training.optimization import muon_in_float32, scaled_groups
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
 
@@ -16,12 +16,14 @@ SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
     ('resnet_tiny_cifar', ('centers', 'spreads'))])
 def test_every_parameter_is_in_one_group_with_its_rate_and_decay(name, positions):
     net = timm.create_model(name, **(SMALL if name != 'resnet_tiny_cifar' else dict(attention_stages=['layer4'])))
-    groups = position_groups(net, 0.05, 30.)
+    groups = scaled_groups(net, 0.05, 30., 0.1)
     found = {id(p): group for group in groups for p in group['params']}
     assert sum(len(group['params']) for group in groups) == len(found) == len(list(net.parameters()))
     for parameter_name, parameter in net.named_parameters():
         group = found[id(parameter)]
-        assert group['lr_scale'] == (30. if positions and parameter_name.endswith(positions) else 1.)
+        content = name.startswith('sa_') and parameter_name.endswith(('.query.weight', '.key.weight'))
+        scale = 30. if positions and parameter_name.endswith(positions) else 0.1 if content else 1.
+        assert group['lr_scale'] == scale
         exempt = parameter.ndim <= 1 or parameter_name.endswith(('.centers', '.spreads', 'pos_embed'))
         assert group['weight_decay'] == (0. if exempt else 0.05)
 

@@ -4,6 +4,6 @@
 - trainer: ``Training``, a net and all that changes while it trains, with checkpoints and a history.
 - runs: a run from beginning to end, and what it leaves. picture_folder: pictures of one's own, checked.
 - augment: crops, flips and erasing on the device.
-- initialization: a stem that begins as a whitening transform. optimization: learning rates of position encodings.
+- initialization: a stem that begins as a whitening transform. optimization: learning rates of positions and content.
 - distillation: what a net learns from a teacher besides labels.
 """

@@ -1,7 +1,7 @@
-"""What timm's optimisers are told: rates of their own for position encodings, and Muon's precision."""
+"""What timm's optimisers are told: rates of their own for positions and for content, and Muon's precision."""
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Dict, Iterator, List, Set
+from typing import Any, Dict, Iterable, Iterator, List, Set
 from unittest.mock import patch
 
 import torch
@@ -10,7 +10,7 @@ from timm.optim import muon, param_groups_weight_decay
 
 from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d
 
-__all__ = ['muon_in_float32', 'position_groups']
+__all__ = ['muon_in_float32', 'scaled_groups']
 
 
 @contextmanager
@@ -21,29 +21,41 @@ def muon_in_float32() -> Iterator[None]:
         yield
 
 
-def position_groups(model: nn.Module, weight_decay: float, lr_scale: float) -> List[Dict[str, Any]]:
-    """timm's parameter groups, those of relative position encodings apart, with another learning rate.
+def scaled_groups(
+        model: nn.Module,
+        weight_decay: float,
+        position_scale: float = 1.,
+        query_key_scale: float = 1.,
+) -> List[Dict[str, Any]]:
+    """timm's parameter groups, those of positions and of content apart, with learning rates of their own.
 
-    Those are a few hundred numbers among millions. A query's bias belongs to them where queries meet an encoding: what
-    it says of an offset is the same for all pixels, the position term of equation (8) over sqrt(D).
+    Positions are a few hundred numbers among millions. A query's bias belongs to them where queries meet an encoding:
+    what it says of an offset is the same for all pixels, the position term of equation (8) over sqrt(D).
 
     Args:
         model: The net.
         weight_decay: Weight decay of all but biases, norms and what the net's ``no_weight_decay`` names.
-        lr_scale: Learning rate of centres and spreads, or of learned tables, their keys and the queries' biases, as a
-            multiple of the others'; timm's schedulers honour it.
+        position_scale: Learning rate of centres and spreads, or of learned tables, their keys and the queries' biases,
+            as a multiple of the others'; timm's schedulers honour it.
+        query_key_scale: The same of the weights by which SelfAttention2d makes queries and keys of pixels.
     """
-    encodings = [m for m in model.modules() if isinstance(m, (LearnedEncoding, QuadraticEncoding))]
-    positions = {id(parameter) for encoding in encodings for parameter in encoding.parameters()}
-    positions |= {id(p) for m in model.modules() if isinstance(m, ConvAttention) for p in (m.centers, m.spreads)}
-    positions |= {
-        id(m.query.bias) for m in model.modules()
-        if isinstance(m, SelfAttention2d) and getattr(m.encoding, 'content_position', False)}
+    scales: Dict[int, float] = {}
+    for m in model.modules():
+        positions: Iterable[Any] = ()
+        if isinstance(m, (LearnedEncoding, QuadraticEncoding)):
+            positions = m.parameters()
+        elif isinstance(m, ConvAttention):
+            positions = m.centers, m.spreads
+        elif isinstance(m, SelfAttention2d):
+            scales |= {id(linear.weight): query_key_scale for linear in (m.query, m.key) if linear is not None}
+            if m.query is not None and getattr(m.encoding, 'content_position', False):
+                positions = [m.query.bias]
+        scales |= {id(parameter): position_scale for parameter in positions}
     exempt: Set[str] = getattr(model, 'no_weight_decay', set)()
     groups = []
     for group in param_groups_weight_decay(model, weight_decay, no_weight_decay_list=exempt):
-        for apart in (False, True):
-            parameters = [p for p in group['params'] if (id(p) in positions) == apart]
-            if parameters:
-                groups.append({**group, 'params': parameters, 'lr_scale': lr_scale if apart else 1.})
+        own = [scales.get(id(p), 1.) for p in group['params']]
+        for scale in dict.fromkeys(own):
+            parameters = [p for p, wanted in zip(group['params'], own) if wanted == scale]
+            groups.append({**group, 'params': parameters, 'lr_scale': scale})
     return groups

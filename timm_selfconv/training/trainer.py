@@ -33,7 +33,7 @@ from timm_selfconv.weights.history import HISTORY, write_history
 from .augment import Augment, at_size
 from .distillation import Student, distillation_loss, logits_and_maps, map_loss
 from .initialization import whiten_stem
-from .optimization import muon_in_float32, position_groups
+from .optimization import muon_in_float32, scaled_groups
 from .recipes import DEFAULTS
 
 __all__ = ['Training', 'as_value_error', 'create_net', 'gains_by_bfloat16', 'write_summary']
@@ -156,9 +156,10 @@ class Training:
         self.ema = ModelEmaV3(
             self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
         fused: Dict[str, Any] = dict(fused=True) if args.opt in FUSED else {}
-        if args.position_lr_scale != 1.:
+        if (args.position_lr_scale, args.query_key_lr_scale) != (1., 1.):
             fused['param_group_fn'] = partial(
-                position_groups, weight_decay=args.weight_decay, lr_scale=args.position_lr_scale)
+                scaled_groups, weight_decay=args.weight_decay, position_scale=args.position_lr_scale,
+                query_key_scale=args.query_key_lr_scale)
         with as_value_error(f'opt={args.opt!r}'):
             self.optimizer = create_optimizer_v2(self.student, **optimizer_kwargs(args), **fused)
         if getattr(self.optimizer, 'is_second_order', False):
