@@ -183,7 +183,8 @@ def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, encodin
             torch.testing.assert_close(layer.covariances, there.covariances, rtol=1e-9, atol=1e-12)
     figure = figures.figure_training(blobs, grid)
     assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '4 epochs', '7 epochs']
-    write_history(tmp_path / 'history.json', 'net', [16, 16], rows, 0.3328)  # rows after parts of an epoch
+    rows = [dict(row, epochs=0.3328 * row['epochs']) for row in rows]  # after parts of an epoch
+    write_history(tmp_path / 'history.json', 'net', [16, 16], rows)
     figure = figures.figure_training(*figures.training_blobs(net, tmp_path, columns=3))
     assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '1.33 epochs', '2.33 epochs']
     other = timm.create_model('sa_quadratic_cifar', num_heads=3, encoding=encoding, **SMALL)

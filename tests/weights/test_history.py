@@ -26,7 +26,8 @@ def test_a_history_is_read_back_and_found_by_run_or_net(tmp_path, monkeypatch):
     assert models == ['net', 'folder', 'folder']
     assert accuracies(read_history(tmp_path / 'history.json')) == {2: 55.5}
     assert len((tmp_path / 'history.json').read_text().splitlines()) == 2 + len(ROWS)  # a row per line
-    write_history(tmp_path / 'history.json', 'net', [8, 8], ROWS, 0.25)  # each row has seen a quarter of the images
+    parts = [dict(row, epochs=0.25 * row['epochs']) for row in ROWS]  # each row has seen a quarter of the images
+    write_history(tmp_path / 'history.json', 'net', [8, 8], parts)
     read = read_history(tmp_path / 'history.json')
     assert [row['epochs'] for row in read['rows']] == [0, 0.25, 0.5] and accuracies(read) == {0.5: 55.5}
 
@@ -35,8 +36,9 @@ def test_a_history_is_read_back_and_found_by_run_or_net(tmp_path, monkeypatch):
     ('', 'is no history'), ('[]', 'is no history'), ('{"rows": 3}', 'is no history'), ('{"rows": []}', 'has \\[\\]'),
     (json.dumps(dict(rows=[ROWS[0], ROWS[2]])), r'needs a row for each epoch from 0 on, has \[0, 2\]'),
     (json.dumps(dict(rows=ROWS[1:])), r'has \[1, 2\]'),
-    (json.dumps(dict(share=0, rows=ROWS)), 'needs a share above 0 and up to 1, has 0'),
-    (json.dumps(dict(share='third', rows=ROWS)), 'is no history.*str'),
+    (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], epochs=0)])), r'has \[0, 0\]'),
+    (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], epochs=0.25), dict(ROWS[2], epochs=1)])), r'has \[0, 0.25, 1\]'),
+    (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], epochs='third')])), 'is no history.*str'),
     (json.dumps(dict(rows=ROWS[:1])), r'has \[0\]'),
     (json.dumps(dict(rows=[ROWS[0], dict(epochs=1, heads=None)])), "is no history.*'train_loss'"),
     (json.dumps(dict(rows=[ROWS[0], dict(epochs=1, train_loss='low', heads=None)])), 'is no history.*low'),

@@ -375,9 +375,9 @@ class Training:
         """Write summary and history, which are derived from the last checkpoint."""
         rows = [dict(epochs=0, heads=self.start)]
         for row in self.history:
-            rows.append({'epochs': row['epoch'] + 1, **{key: row[key] for key in row if key != 'epoch'}})
+            rows.append({'epochs': (row['epoch'] + 1) * self.share, **{key: row[key] for key in row if key != 'epoch'}})
         replace_file(output / 'summary.csv', lambda path: write_summary(path, self.history))
-        write_history(output / HISTORY, self.args.model, self.grid, rows, self.share)
+        write_history(output / HISTORY, self.args.model, self.grid, rows)
 
 
 def since(sizes: Dict[int, int], epoch: int) -> Optional[int]:

@@ -5,11 +5,11 @@ A run of :mod:`timm_selfconv.train` keeps ``history.json``; that of weights whic
 
     model   name of the net
     grid    rows and columns of its layers, or null
-    share   part of the training images that each row after the first has seen, where it is not 1
-    rows    objects, after 0, 1, 2, ... times this: ``epochs`` (0, 1, 2, ...), ``train_loss``, ``lr`` and
-            ``images_per_second`` of the last one; ``eval_loss``, ``eval_top1`` and ``eval_top5`` (per cent) where it
-            was validated; ``heads``, by layer and head, the mean (row, column) and the covariance (rows, columns,
-            both) of what a query gives to offsets, in pixels of the grid, or null for heads that follow the image
+    rows    objects, after 0, 1, 2, ... epochs, or parts of one: ``epochs`` (trained so far), ``train_loss``, ``lr``
+            and ``images_per_second`` since the last row; ``eval_loss``, ``eval_top1`` and ``eval_top5`` (per cent)
+            where it was validated; ``heads``, by layer and head, the mean (row, column) and the covariance (rows,
+            columns, both) of what a query gives to offsets, in pixels of the grid, or null for heads that follow the
+            image
 """
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def read_history(path: Path) -> Dict[str, Any]:
     """Read a history and check that it is whole.
 
     Returns:
-        The object that the module's docstring describes, but ``epochs`` of its rows are those of the training images.
+        The object that the module's docstring describes.
 
     Raises:
         ValueError: If the file is no history, or a row is missing or has no numbers where it needs some.
@@ -48,34 +48,22 @@ def read_history(path: Path) -> Dict[str, Any]:
     try:
         history = json.loads(path.read_text())
         epochs = [row['epochs'] for row in history['rows']]
-        if len(epochs) < 2 or epochs != list(range(len(epochs))):
+        if len(epochs) < 2 or not 0 < epochs[1] <= 1 or any(x != n * epochs[1] for n, x in enumerate(epochs)):
             raise ValueError(f'needs a row for each epoch from 0 on, has {epochs}')
         told = [row['train_loss'] for row in history['rows'][1:]] + list(accuracies(history).values())
         heads = [head for row in history['rows'] for layer in row['heads'] or () for head in layer]
         if not all(len(head) == 5 for head in heads):
             raise ValueError('needs five numbers for each head')
         [float(x) for numbers in (told, *heads) for x in numbers]
-        share = history.pop('share', 1)
-        if not 0 < share <= 1:
-            raise ValueError(f'needs a share above 0 and up to 1, has {share}')
-        for row in history['rows']:
-            row['epochs'] *= share
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: is no history of timm_selfconv.train ({type(e).__name__}: {e})') from e
     return history
 
 
-def write_history(
-        path: Path,
-        model: str,
-        grid: Optional[List[int]],
-        rows: List[Dict[str, Any]],
-        share: float = 1,
-) -> None:
+def write_history(path: Path, model: str, grid: Optional[List[int]], rows: List[Dict[str, Any]]) -> None:
     """Write a history in the place of one that may exist, whole or not at all; a row per line."""
     lines = ',\n  '.join(json.dumps(row) for row in rows)
-    head = json.dumps(dict(model=model, grid=grid, **({} if share == 1 else dict(share=share))))
-    text = f'{head[:-1]}, "rows": [\n  {lines}\n]}}\n'
+    text = f'{{"model": {json.dumps(model)}, "grid": {json.dumps(grid)}, "rows": [\n  {lines}\n]}}\n'
     replace_file(path, lambda file: file.write_text(text))
 
 
