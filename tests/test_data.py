@@ -46,7 +46,7 @@ def test_labels_that_are_no_class_numbers_are_refused(tmp_path, key):
     assert open_dataset(str(tmp_path), 'test', None, 'img', 'label')[1][1] == 1
     with pytest.raises(ValueError, match=rf"data=.*target_key='{key}': needs a column of class numbers"):
         open_dataset(str(tmp_path), 'test', None, 'img', key)
-    assert len(sample_pictures(str(tmp_path), 'test', None, 'img', 2)) == 2  # nobody looks at labels
+    assert len(sample_pictures(str(tmp_path), 'test', None, 'img', 2)) == 2  # labels are not read
 
 
 @pytest.mark.parametrize('name,value', [

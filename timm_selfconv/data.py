@@ -159,7 +159,7 @@ def open_dataset(
     except ImportError as e:
         extra = "pip install 'timm_selfconv[data]' first" if columns else 'needs a package that is not installed'
         raise ValueError(f'data={data!r}: {extra} ({e})') from e
-    except Exception as e:  # what timm's readers and the libraries under them make of what they don't know
+    except Exception as e:  # timm's readers and the libraries under them raise anything for data that they can't read
         offline = isinstance(e, OSError)
         needs = f'; needs the columns {input_key=}, {target_key=}' if columns and not offline else ''
         raise ValueError(

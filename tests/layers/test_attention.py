@@ -101,7 +101,7 @@ def test_every_choice_of_terms_is_equation_8(encoding, terms):
         torch.testing.assert_close(step(attn(x)), wanted)
     with torch.no_grad():
         torch.testing.assert_close(attn(x), expected)
-    if attn.key is not None:  # who hooks keys sees them made
+    if attn.key is not None:  # hooks on keys need a call of the module
         made = []
         attn.key.register_forward_hook(lambda module, args, out: made.append(out))
         torch.testing.assert_close(step(attn(x)), wanted)

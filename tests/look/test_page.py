@@ -232,7 +232,7 @@ def test_the_film_shows_where_the_heads_were_after_each_epoch(open_page, tmp_pat
     page.get_by_text('untrained, before 90 epochs').wait_for()
     page.keyboard.press('Space')
     page.evaluate(until('state.epoch > 0'))
-    assert page.evaluate('Number.isInteger(state.epoch)')  # for who asks for less motion
+    assert page.evaluate('Number.isInteger(state.epoch)')  # where less motion is preferred
     page.get_by_text('Pause').click()
     page.get_by_text('Play').wait_for()
     assert page.evaluate('[player, state.epoch < 90]') == [0, True]

@@ -166,7 +166,7 @@ def test_screen(scheme, width, open_page):
                      viewport=dict(width=width, height=800))
     assert page.evaluate('document.documentElement.scrollWidth') == width
     page.get_by_text('Soft to exact').click()
-    assert page.evaluate('state.alpha') == 46  # no motion for who wants none
+    assert page.evaluate('state.alpha') == 46  # no motion where less is preferred
     page.get_by_text('Equal, to the rounding').wait_for()
     background = page.evaluate('getComputedStyle(document.body).backgroundColor')
     assert (int(re.findall(r'\d+', background)[0]) > 200) == (scheme == 'light')

@@ -76,8 +76,8 @@ def test_resnet_by_hand():
 def dispatched(model, input_size=(3, 32, 32)):
     """FLOPs of the products that torch's dispatcher sees when the net runs: neither a trace nor a handle of ours.
 
-    Fused attention is made of its products: on a CPU torch's counter knows it from 2.15 on only. Keys are made for who
-    hooks them, else pixels are their own, which is less work than is counted.
+    Fused attention is made of its products: on a CPU torch's counter knows it from 2.15 on only. Hooks
+    make the layer compute its keys; else pixels are keys, which is less work than is counted.
     """
     for name, module in model.named_modules():
         if name.endswith('attn.key'):

@@ -191,7 +191,7 @@ def test_attention_extract_sees_the_maps(name, small_net, images, explicit_maps)
     explicit.load_state_dict(model.state_dict())
     torch.testing.assert_close(explicit(x), model(x))
     maps = [m.flatten(4).flatten(2, 3) for m in timm_selfconv.attention_maps(model, x)]
-    net = explicit if 'resvit' in name else model  # ours make maps for who hooks them
+    net = explicit if 'resvit' in name else model  # ours make maps for hooks
     hooked, traced = AttentionExtract(net, method='hook')(x), AttentionExtract(explicit, method='fx')(x)
     assert len(maps) == 3 and len(hooked) == len(traced) == len(model.blocks)
     assert all(node.endswith('.softmax') for node in traced)

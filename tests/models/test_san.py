@@ -34,7 +34,7 @@ def test_the_stem_in_groups_gives_what_it_gives_at_once(name, batch, images):
         grouped = model(x)
         model.stem_norm.register_forward_hook(lambda module, args, out: seen.append(len(out)))
         torch.testing.assert_close(grouped, model(x))
-    assert seen == [batch]  # who hooks a module sees it called once
+    assert seen == [batch]  # a hook on a module runs once
 
 
 def test_the_stem_in_training_mode_of_a_net_in_eval_mode_sees_the_whole_batch(images):
@@ -131,7 +131,7 @@ def test_training_on_128_images_stays_under_2_gib(name):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_all_norms_become_synchronised_ones(name, images):
-    """Which compute what they did, in training too: a single process has nobody to wait for."""
+    """Which compute what they did, in training too: a single process has no others to wait for."""
     plain, x = small(name).double().train(), images(4, 3, 32, 32).double()
     converted = timm.layers.convert_sync_batchnorm(small(name).double()).train()
     norms = [m for m in converted.modules() if isinstance(m, SyncBatchNorm)]

@@ -88,5 +88,5 @@ def test_a_line_knows_its_grid():
     wider = SelfAttentionNet(encoding='line', embed_dim=8, mlp_dim=8, depth=1, num_heads=2, img_size=(8, 10))
     with pytest.raises(RuntimeError, match='col_numbers'):
         wider.load_state_dict(net.state_dict())
-    with pytest.raises(ValueError, match="'line' needs 'position' and knows no 'content_position'"):
+    with pytest.raises(ValueError, match="'line' needs 'position' and has no 'content_position'"):
         SelfAttention2d(4, 2, ('content_position',), 'line')

@@ -12,7 +12,7 @@ def add_theorem(parser: ArgumentParser) -> None:
 
 
 def run_theorem(args: Namespace) -> None:
-    """Write a page on which a convolution meets the attention heads that are it."""
+    """Write a page that shows a convolution and the attention heads that are it."""
     from timm_selfconv.data import open_images
     from timm_selfconv.look.theorem import theorem_page
 

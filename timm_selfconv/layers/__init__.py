@@ -7,7 +7,7 @@
 - san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
 - token_attention: ``TokenAttention``, as vision transformers have it. gated_attention: ``GatedAttention``, ConViT's, by
   its factors. conv_attention: ``ConvAttention``, a head per tap of a kernel.
-- kernels: how attention is computed, in groups, forward and backward, and who needs plain operators instead.
+- kernels: how attention is computed, in groups, forward and backward, and where plain operators are needed instead.
 - adapters: copies of nets with their adapters merged.
 
 Only torch and timm.layers are imported here.

@@ -34,7 +34,7 @@ def check_input(x: torch.Tensor, dim: int, weight: Optional[torch.Tensor]) -> to
     """
     if x.dim() != 4 or x.shape[3] != dim or x.shape[1] == 0 or x.shape[2] == 0:
         raise ValueError(f'x of shape {list(x.shape)}: needs shape (B, H, W, {dim}), H and W of at least 1')
-    if not torch.jit.is_scripting():  # it knows no autocast of a device
+    if not torch.jit.is_scripting():  # it lacks autocast of a device
         if weight is not None and x.dtype != weight.dtype and not (
                 x.is_floating_point() and torch.float64 not in (x.dtype, weight.dtype)
                 and torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)):
@@ -186,7 +186,7 @@ class SelfAttention2d(nn.Module):
             The copy, in eval mode, its parameters frozen.
 
         Raises:
-            ValueError: If somebody waits for what is folded: an adapter that does not merge, a parametrisation, a hook.
+            ValueError: If what is folded has an adapter that does not merge, a parametrisation or a hook.
         """
         fused = plain_copy(self, ('value', 'proj')).eval().requires_grad_(False)
         if type(fused.proj) is not nn.Identity:
@@ -231,12 +231,12 @@ class SelfAttention2d(nn.Module):
 
         Args:
             x: Input, shape (B, H, W, dim).
-            key: Keys to meet in the place of x's own, see :meth:`keys`.
+            key: Keys to attend to in place of x's own, see :meth:`keys`.
             queries: Rows of the queries, shape (Q,); all H by default.
 
         Returns:
             Queries over sqrt(D) with ``u`` added, shape (B, heads, Q, W, dim), and keys, (B, heads, H W, dim), or None
-            without content and key bias; scores of the terms that know offsets, as encodings give them, or None.
+            without content and key bias; scores of the terms in offsets, as encodings give them, or None.
         """
         height, width = x.shape[1], x.shape[2]
         query: Optional[torch.Tensor] = None
@@ -269,7 +269,7 @@ class SelfAttention2d(nn.Module):
 
         Args:
             x: Input, shape (B, H, W, dim).
-            key: Keys to meet in the place of x's own, see :meth:`keys`.
+            key: Keys to attend to in place of x's own, see :meth:`keys`.
 
         Returns:
             Probabilities before dropout, at least float32, shape (B, heads, H, W, H, W), query before key. Attention
@@ -286,7 +286,7 @@ class SelfAttention2d(nn.Module):
         rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
         row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
         if not torch.jit.is_scripting():
-            # who hooks the values sees them called
+            # hooks on the values need a call of the module
             if type(self.value) is nn.Linear and not hooked(self.value):
                 return separable_attention(row_probs, col_probs, x, self.value.weight, self.value.bias)
         return self.value(gather_by_factors(row_probs, col_probs, x).flatten(3))
@@ -362,7 +362,7 @@ class SelfAttention2d(nn.Module):
     @torch.jit.unused
     def _by_rows(self, x: torch.Tensor, key: Optional[torch.Tensor], drops: bool) -> torch.Tensor:
         """Attend for as many rows of queries at once as there is memory for their scores."""
-        x = x.contiguous()  # else Linear meets a row of pixels at a time, where nothing wants gradients
+        x = x.contiguous()  # else Linear multiplies a row of pixels at a time, where no gradients are needed
         dtype = kernel_dtype(x)
         coupled = self.relative and getattr(self.encoding, 'full', False)
         # keys have no probabilities to drop on a CPU, nor in plain operators
@@ -405,7 +405,7 @@ class SelfAttention2d(nn.Module):
         if not torch.jit.is_scripting():
             if type(self.value) is nn.Linear:
                 weight = self.value.weight
-            # a hook on this dropout wants to see the map, but not a hook on all modules, as profilers set
+            # a hook on this dropout needs the map, one on all modules, as profilers set, does not
             watched = hooked(self.attn_drop) and not hooked(self.proj_drop)
             explicit = explicit or watched or computed_by.get() == 'maps'
         x = check_input(x, self.dim, weight)

@@ -41,7 +41,7 @@ def pad_widths(conv: Union[Conv, 'ConvAttention']) -> List[int]:
 def gather(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Attend along every axis in turn.
 
-    An axis is met when it stands first, and what comes of it is put last: every product is one of matrices as they lie
+    Each product takes the first axis and puts its result last, so that all are products of matrices as they lie
     in memory, no copy is made, and the attention's axes end up behind the others. From x, shape
     (heads or 1, n_1, ..., n_K, ...), and factors, shapes (heads, q_i, n_i), comes shape (heads, ..., q_1, ..., q_K).
     """
@@ -69,7 +69,7 @@ class ConvAttention(nn.Module):
 
     All parameters train. Gradients of centres and spreads are as small as the attention that other pixels than the
     tap's get: with alpha = 46 next to nothing, so lower the spreads to let heads move. A pixel that is infinite or not
-    a number spoils all outputs, not just those whose kernel meets it.
+    a number spoils all outputs, not just those whose kernel covers it.
 
     Attributes:
         centers: ``Delta``, where each head looks, in pixels from the query, shape (heads, K). Heads stand in the order

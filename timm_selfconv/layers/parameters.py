@@ -1,4 +1,4 @@
-"""Sizes of layers, terms and encodings that they know, and parameters of some heads only."""
+"""Checks of sizes, terms and encodings, and the selection of some heads' parameters."""
 from typing import Any, Sequence, Tuple
 
 import torch
@@ -33,7 +33,7 @@ def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
     if encoding in ABSOLUTE and terms != ('content',):
         raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
     if encoding == 'line' and ('position' not in terms or 'content_position' in terms):
-        raise ValueError(f"terms={terms!r}: encoding='line' needs 'position' and knows no 'content_position'")
+        raise ValueError(f"terms={terms!r}: encoding='line' needs 'position' and has no 'content_position'")
     return terms
 
 

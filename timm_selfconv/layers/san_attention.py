@@ -99,7 +99,7 @@ def pixel_coordinates(height: int, width: int, like: torch.Tensor) -> torch.Tens
 
 @register_notrace_module
 class PassStatistics2d(nn.BatchNorm2d):
-    """Batch normalisation in one pass: statistics of its own, scale and shift of who calls it."""
+    """Batch normalisation in one pass: statistics of its own, scale and shift of its caller."""
     num_batches_tracked: torch.Tensor
 
     def __init__(self, num_features: int, device=None, dtype=None):
@@ -262,7 +262,7 @@ class SanAttention2d(nn.Module):
         return x.unflatten(2, [offsets, -1]).softmax(dim=2).transpose(1, 2)
 
     def _rows_of_qvk(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """These channels of what the map makes of x; where nobody would see the others, they are not computed."""
+        """Channels ``first`` to ``last`` of the maps of x; the others are computed only where a hook may read them."""
         if not torch.jit.is_scripting():
             if type(self.qvk) is nn.Conv2d and not hooked(self.qvk):
                 bias = self.qvk.bias

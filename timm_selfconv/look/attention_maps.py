@@ -83,7 +83,7 @@ def has_footprints(model: nn.Module) -> bool:
 
 
 def layer_names(model: nn.Module, layers: int) -> List[str]:
-    """Names of the layers whose maps or footprints one sees, shared bottlenecks with the pass they are in.
+    """Names of the layers that have maps or footprints, shared bottlenecks with the pass they are in.
 
     Of convolutions that became attention those of the modules, where none runs twice.
     """

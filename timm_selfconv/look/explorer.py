@@ -6,7 +6,7 @@ The page draws any query's maps of all heads from what this module packs into it
   cross d1 d2`` (the last only for a full precision), so a head takes two tables and one number, in float64.
 - Attention that looks at content takes a byte for every query and key: the probability in parts of the map's largest,
   right to one step, ``1 / LEVELS`` of it. Where a net has terms of both kinds there are three maps: of all terms, of
-  those that know offsets, and of those that look at keys.
+  those in offsets, and of those that look at keys.
 
 Each layer has a grid of its own; where the class token looks are layers too, of a single query.
 
@@ -63,7 +63,7 @@ def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
 
 
 def term_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """A layer's maps of all terms, of those that know offsets (content-position, position), of those that look at keys.
+    """A layer's maps of all terms, of those in offsets (content-position, position), of those that look at keys.
 
     From x, shape (B, H, W, dim), come maps of shape (3, B, heads, H W, H W).
     """

@@ -35,7 +35,7 @@ class Counts:
     Attributes:
         parameters: Numbers in all parameters, frozen ones included.
         linear_conv_flops: 2 x multiply-adds of Linear and Conv2d: the papers' convention.
-        fvcore_macs: fvcore's count for the path that runs, given a handle for fused attention, which it doesn't know:
+        fvcore_macs: fvcore's count for the path that runs, given a handle for fused attention, which it lacks:
             multiply-adds (it says flops), with norms and adaptive pooling, and to four digits an einsum.
         dense_flops: 2 x all multiply-adds, attention through explicit maps.
         flops: 2 x all multiply-adds, attention on the path that runs.
@@ -71,7 +71,7 @@ def count_flops(model: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
 
 
 def attention_macs(inputs: List[Any], outputs: List[Any]) -> int:
-    """softmax(q k') v for fvcore: each query meets each key once in q k' and once in the product with v."""
+    """softmax(q k') v for fvcore: a product per query and key in q k', and one with v."""
     key, out = get_shape(inputs[1]), get_shape(outputs[0])
     queries = prod(out[:-1])  # batch and heads included
     return queries * key[-2] * (key[-1] + out[-1])

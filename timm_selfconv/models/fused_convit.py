@@ -3,7 +3,7 @@
 'ConViT: Improving Vision Transformers with Soft Convolutional Inductive Biases', d'Ascoli et al., 2021
 - https://arxiv.org/abs/2103.10697
 
-Its heads begin as the paper's quadratic ones, and what they know of positions stays of that form. So positions cost no
+Its heads begin as the paper's quadratic ones, and their position scores stay of that form. So positions cost no
 map, and they are offsets in patches on a grid of any shape.
 """
 from typing import Any, Tuple, Union

@@ -6,7 +6,7 @@
 hierarchical nets)
 
 The plain nets are SAN10 without its last stage, with footprints of 3 x 3. The hierarchical ones pass through one pair
-of bottlenecks four times, at full resolution; all attention meets the keys of the first bottleneck in the first pass.
+of bottlenecks four times, at full resolution; all attention uses the keys of the first bottleneck in the first pass.
 The second bottleneck has a key map as well, which no pass uses: the published parameters count it, so it is there.
 """
 import contextlib
@@ -196,7 +196,7 @@ class SAN(ZooNet):
             x: torch.Tensor,
             key: Optional[torch.Tensor],
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """One stage of features x; shared bottlenecks meet the keys of an earlier stage, or hand on their own."""
+        """One stage of features x; shared bottlenecks use the keys of an earlier stage, or hand on their own."""
         for i, stage in enumerate(self.stages):  # torchscript can't index them
             if i == number:
                 x = stage(x, end=not self.hierarchical)

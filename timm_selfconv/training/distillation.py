@@ -61,12 +61,12 @@ class Student(nn.Module):
         self.heads = nn.ModuleList([nn.Conv2d(c, wanted, 1) for c, wanted in zip(ours, theirs)])
 
     @staticmethod
-    def channels(who: str, net: Optional[nn.Module], layers: List[int]) -> List[int]:
-        """Number of channels of a net's maps at some of its layers; ``who`` names the net in the error."""
+    def channels(role: str, net: Optional[nn.Module], layers: List[int]) -> List[int]:
+        """Number of channels of a net's maps at some of its layers; ``role`` names the net in the error."""
         infos = list(getattr(net, 'feature_info', ()))
         missing = [layer for layer in layers if layer >= len(infos)]
         if missing:
-            raise ValueError(f'layer {missing[0]}, counted from 0: {who} has {len(infos)}')
+            raise ValueError(f'layer {missing[0]}, counted from 0: {role} has {len(infos)}')
         return [infos[layer]['num_chs'] for layer in layers]
 
     def no_weight_decay(self) -> Set[str]:

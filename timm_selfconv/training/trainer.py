@@ -201,7 +201,7 @@ class Training:
         """
         if not isinstance(checkpoint, dict) or not {'args', 'steps', 'history', 'seconds'} <= checkpoint.keys():
             raise ValueError('has a checkpoint that timm_selfconv.train did not write; choose another')
-        recorded = {**DEFAULTS, **checkpoint['args']}  # an older run knows fewer keys
+        recorded = {**DEFAULTS, **checkpoint['args']}  # an older run has fewer keys
         differ = sorted(k for k, v in vars(self.args).items() if recorded[k] != v)
         if checkpoint.get('amp', recorded['amp']) != self.amp:
             differ.append('precision')

@@ -138,7 +138,7 @@ def test_no_probability_is_denormal():
     ('quadratic_gen', None, []), ('quadratic_gen', 'value', [(16, 4, 4, 144)]),
     ('quadratic_gen', 'attn_drop', [(1, 9, 16, 16)])])
 def test_a_training_step_keeps_the_input_and_probabilities_only(encoding, hook, shapes):
-    """Unless somebody waits for what comes to its value map."""
+    """Unless its value map has a hook."""
     attn = SelfAttention2d(16, 9, encoding=encoding)
     x, seen = torch.randn(16, 4, 4, 16, requires_grad=True), []
     expected = saved_bytes(attn, x)[1]

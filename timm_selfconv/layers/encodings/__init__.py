@@ -1,4 +1,4 @@
-"""Position encodings: what a query knows about where a key lies.
+"""Position encodings: scores by where a key lies relative to a query, or by where both lie.
 
 The paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) writes every attention score as a sum of terms in the
 relative encoding ``r_delta`` of the offset ``delta = key - query``, in pixels (its equation 8). Three kinds of encoding

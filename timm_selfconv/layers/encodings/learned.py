@@ -82,14 +82,14 @@ class LearnedEncoding(nn.Module):
         """
         Args:
             num_heads: Number of heads.
-            head_dim: Channels of a query. The tables have as many channels, or half as many each if queries meet them:
-                the first half of a query meets the row table, the second the column table.
+            head_dim: Channels of a query. The tables have as many, or half as many each with ``content_position``: the
+                first half of a query is scored by the row table, the second by the column table.
             grid_size: Rows and columns of the largest input.
             position: Keep the position term, ``v r_delta``.
             content_position: Keep the content-position term, ``x_q Wq r_delta``.
 
         Raises:
-            ValueError: If queries meet the tables and head_dim is odd.
+            ValueError: If head_dim is odd, with ``content_position``.
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
@@ -143,7 +143,7 @@ class LearnedEncoding(nn.Module):
             width: int,
             queries: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
-        """Scores of the terms that know positions, split by axis; see :meth:`QuadraticEncoding.forward`."""
+        """Scores of the terms in offsets, split by axis; see :meth:`QuadraticEncoding.forward`."""
         dtype = torch.promote_types(self.row_table.dtype, torch.float32)
         rows: Optional[torch.Tensor] = None
         cols: Optional[torch.Tensor] = None
@@ -172,7 +172,7 @@ class LearnedEncoding(nn.Module):
             height: int,
             queries: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Scores of the content-position term for queries ``weight x``; the map meets the tables, not the pixels.
+        """Scores of the content-position term for queries ``weight x``, whose map is multiplied into the tables.
 
         Args:
             x: Pixels, shape (B, Q, W, channels).

@@ -204,7 +204,7 @@ class QuadraticEncoding(nn.Module):
             width: int,
             queries: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
-        """Scores of the terms that know positions, split by axis, up to a constant per query.
+        """Scores of the terms in offsets, split by axis, up to a constant per query.
 
         Args:
             query: Scaled queries, shape (B, heads, Q, W, head_dim); needed by the content-position term only.

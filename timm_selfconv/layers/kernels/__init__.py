@@ -2,7 +2,7 @@
 
 - positions: position-only attention, by the row and column factors of its maps, or by maps that all images share.
 - content: attention to keys, or to pixels, without a tensor of all scores.
-- kernel: ``Kernel``, an operator with gradients, of a function of a group; who needs plain operators instead.
+- kernel: ``Kernel``, an operator with gradients, of a function of a group; where plain operators are needed instead.
 """
 from .content import key_attention, pixel_attention
 from .positions import map_attention, separable_attention

@@ -159,8 +159,8 @@ def pixel_attention(
     row are those of all its pixels' heads.
 
     Args:
-        x: Pixels that ask, Q rows of them, shape (B, Q, W, dim).
-        pixels: Pixels that are met, shape (B, H, W, dim).
+        x: Pixels that queries are made of, Q rows of them, shape (B, Q, W, dim).
+        pixels: Pixels that are the keys, shape (B, H, W, dim).
         value: Their values, shape (B, H, W, channels).
         weight: Scaled query maps, shape (heads, dim, dim), output before input.
         bias: What is added to their queries, shape (heads, dim).

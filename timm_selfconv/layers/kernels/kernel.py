@@ -1,4 +1,4 @@
-"""Operators that walk through their inputs in groups, and who needs plain ones instead: tracers, hooks, transforms."""
+"""Operators that process their inputs in groups; detection of tracers, hooks and transforms, which need plain ones."""
 import contextlib
 import functools
 from contextvars import ContextVar
@@ -70,7 +70,7 @@ def kernel_dtype(x: torch.Tensor) -> Optional[torch.dtype]:
 
 
 def needs_plain_ops(x: torch.Tensor) -> bool:
-    """Detect who needs ordinary operators (see :func:`kernel_dtype`), and compilers, which make better ones of them."""
+    """Detect compilers, and what else needs ordinary operators, see :func:`kernel_dtype`."""
     return torch.compiler.is_compiling() or kernel_dtype(x) is None
 
 
@@ -207,7 +207,7 @@ class Kernel:
         def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
             inputs = ctx.saved_tensors  # once: under checkpointing they are computed anew
             needs = ctx.needs_input_grad[2:]
-            if torch.is_grad_enabled() or mapped(grad):  # who differentiates once more needs a graph of this
+            if torch.is_grad_enabled() or mapped(grad):  # second derivatives need a graph of this
                 return None, None, *gradients_of_operators(operators, grad, needs, inputs)
             found = differential(ctx.nbytes, grad, list(needs), *inputs)
             return None, None, *(g if need else None for g, need in zip(found, needs))

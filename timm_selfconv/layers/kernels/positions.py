@@ -1,6 +1,6 @@
 """Position-only attention, ``sum_h A_h x W_h``: by row and column factors of the maps ``A_h``, or by the maps.
 
-With ``A_h = R_h (x) C_h``, rows and columns of a group of images meet one after the other. Images lie beside the
+With ``A_h = R_h (x) C_h``, a group of images is multiplied by rows, then by columns. Images lie beside the
 channels, (H, W, images channels), so that every product sees them as more of these, and nothing large is transposed:
 
     forward     V_h = x W_h, U_h = R_h V_h side by side, y = sum_h C_h U_h, one product over heads and key columns
@@ -32,7 +32,7 @@ Gradients = Tuple[Optional[torch.Tensor], ...]
 def axis_probs(scores: torch.Tensor) -> torch.Tensor:
     """Probabilities of keys along one axis, shape (heads, queries, keys).
 
-    A function, for who looks for whole maps in a graph looks for `softmax`.
+    A function of its own, because tools that look for whole maps in a graph look for `softmax`.
     """
     return scores.softmax(dim=-1)
 
