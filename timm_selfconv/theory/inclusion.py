@@ -115,7 +115,7 @@ def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
         if 'query.bias' not in filled:
             raise ValueError('its queries have no bias to hold position scores (qk_bias=True)')
         tables = as_tables(source.encoding, target.encoding, target.scale)
-        # the first half of a query is scored by the row table, the second by the column table
+        # the first half of a query is scored against the row table, the second against the column table
         bias = torch.cat([tables['row_keys'], tables['col_keys']], dim=1).flatten()
         given = {
             'query.bias': bias, 'encoding.row_table': tables['row_table'], 'encoding.col_table': tables['col_table']}
@@ -216,7 +216,7 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
     The logits are the same to rounding, for every image that both nets take, and what is new can be learned: gradients
     reach every zero within two steps. (Content that has both query and key weights at zero would stay without; but here
     the query's bias holds the position scores, so keys get gradients, and queries get them through the tables.)
-    Position scores are large, so weights multiplied by tables or biases change much in a step: train on gently.
+    Position scores are large, and so is what a step of the weights multiplied by them changes: train on gently.
 
     Args:
         model: A :class:`SelfAttentionNet`; it is left as it is. What its adapters (LoRA) compute is included.

@@ -83,7 +83,7 @@ class LearnedEncoding(nn.Module):
         Args:
             num_heads: Number of heads.
             head_dim: Channels of a query. The tables have as many, or half as many each with ``content_position``: the
-                first half of a query is scored by the row table, the second by the column table.
+                first half of a query is scored against the row table, the second against the column table.
             grid_size: Rows and columns of the largest input.
             position: Keep the position term, ``v r_delta``.
             content_position: Keep the content-position term, ``x_q Wq r_delta``.

@@ -70,7 +70,7 @@ def kernel_dtype(x: torch.Tensor) -> Optional[torch.dtype]:
 
 
 def needs_plain_ops(x: torch.Tensor) -> bool:
-    """Detect compilers, and what else needs ordinary operators, see :func:`kernel_dtype`."""
+    """Detect what needs ordinary operators, see :func:`kernel_dtype`, and compilers, which make better ones of them."""
     return torch.compiler.is_compiling() or kernel_dtype(x) is None
 
 
