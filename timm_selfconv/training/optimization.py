@@ -29,9 +29,8 @@ def scaled_groups(
 ) -> List[Dict[str, Any]]:
     """timm's parameter groups, those of positions and of content apart, with learning rates of their own.
 
-    Positions are a few hundred numbers among millions. A query's bias belongs to them where queries are
-    scored against an encoding: what it says of an offset is the same for all pixels, the position term of equation (8)
-    over sqrt(D).
+    Positions are a few hundred numbers among millions. A query's bias belongs to them where queries are scored against
+    an encoding: what it says of an offset is the same for all pixels, the position term of equation (8) over sqrt(D).
 
     Args:
         model: The net.
