@@ -1,4 +1,6 @@
-"""Nets on a GPU that is not there, and compiled: what can be checked without one."""
+"""Nets on a GPU that is not there, and compiled: what can be checked without one; and on one that is."""
+import copy
+
 import pytest
 import timm
 import torch
@@ -30,6 +32,30 @@ def test_on_a_fake_gpu(name, size, training, dtype, channels_last, checkpointing
             assert all(p.grad.device == p.device and p.grad.dtype == p.dtype for p in model.parameters())
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+
+
+def gpu_error(name, size, kwargs, backend=None):
+    """Errors of a GPU's logits and gradients, compiled or not, by their likes of the CPU in double precision."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, **kwargs, img_size=size)
+    images = torch.randn(16, 3, size, size)
+    found = []
+    torch.backends.cudnn.allow_tf32 = False  # 10 bits, by default
+    for net, x in (copy.deepcopy(model).double(), images.double()), (model.cuda(), images.cuda()):
+        logits = (torch.compile(net, backend=backend) if backend and x.is_cuda else net).train()(x)
+        gradients = torch.autograd.grad(logits.square().sum(), list(net.parameters()))
+        found.append([torch.cat([t.detach().cpu().double().flatten() for t in ts]) for ts in ([logits], gradients)])
+    return [float((b - a).norm() / a.norm()) for a, b in zip(*found)]
+
+
+@needs_gpu
+@pytest.mark.parametrize('size', [32, 64])
+@pytest.mark.parametrize('name', SHALLOW)
+def test_on_a_gpu(name, size):
+    assert max(gpu_error(name, size, SHALLOW[name])) < 1e-2
+
+
 # dynamo takes its time: a net of each class, in one pass; attention layers of each kind are in layers/kernels
 COMPILED = {
     'sa_learned_content_hier_cifar': ONE_LAYER,
@@ -53,3 +79,11 @@ def test_compiled_as_one_graph_for_any_batch(name):
         losses = [net(x).square().sum() for net in (compiled, model)]
         torch.testing.assert_close(*(torch.autograd.grad(loss, list(model.parameters())) for loss in losses))
     assert counters['stats']['unique_graphs'] <= 2
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize('name', COMPILED)
+def test_compiled_on_a_gpu(name):
+    torch._dynamo.reset()
+    assert max(gpu_error(name, 32, COMPILED[name], 'inductor')) < 1e-2
