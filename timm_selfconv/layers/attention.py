@@ -11,7 +11,7 @@ from .adapters import plain_copy
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .encodings.windows import gaussian_windows
 from .kernels import key_attention, map_attention, pixel_attention, separable_attention
-from .kernels.kernel import TINY, computed_by, hooked, kernel_dtype
+from .kernels.kernel import TINY, computed_by, hooked, kernel_dtype, switches
 from .kernels.positions import axis_probs, gather_by_factors, gather_by_maps
 from .parameters import ABSOLUTE, check_sizes, check_terms, select_parameter
 from .values import HeadValues
@@ -37,7 +37,8 @@ def check_input(x: torch.Tensor, dim: int, weight: Optional[torch.Tensor]) -> to
     if not torch.jit.is_scripting():  # it lacks autocast of a device
         if weight is not None and x.dtype != weight.dtype and not (
                 x.is_floating_point() and torch.float64 not in (x.dtype, weight.dtype)
-                and torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)):
+                and (torch.compiler.is_compiling() or torch.amp.is_autocast_available(x.device.type))
+                and torch.is_autocast_enabled(x.device.type)):
             raise TypeError(f"x of dtype {x.dtype}: needs the layer's, {weight.dtype}")
     return x
 
@@ -407,7 +408,7 @@ class SelfAttention2d(nn.Module):
                 weight = self.value.weight
             # a hook on this dropout needs the map, one on all modules, as profilers set, does not
             watched = hooked(self.attn_drop) and not hooked(self.proj_drop)
-            explicit = explicit or watched or computed_by.get() == 'maps'
+            explicit = explicit or watched or (len(switches) > 0 and computed_by() == 'maps')
         x = check_input(x, self.dim, weight)
         if self.separable and not (explicit or drops):
             x = self._by_factors(x)

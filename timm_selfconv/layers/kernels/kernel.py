@@ -1,15 +1,15 @@
 """Operators that process their inputs in groups; detection of tracers, hooks and transforms, which need plain ones."""
 import contextlib
 import functools
-from contextvars import ContextVar
-from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
+from threading import get_ident
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 
 __all__ = [
     'CPU_BYTES', 'Kernel', 'TINY', 'at_least_float32', 'computed_by', 'explicit_maps', 'gradients_of_operators',
-    'hooked', 'kernel_dtype', 'mapped', 'needs_plain_ops', 'switched',
+    'hooked', 'kernel_dtype', 'mapped', 'needs_plain_ops', 'switched', 'switches',
 ]
 
 # bytes that a group holds at most: on a CPU a share of the cache, elsewhere of the memory
@@ -22,18 +22,25 @@ Tensors = Sequence[Optional[torch.Tensor]]
 Axes = Tuple[Optional[int], Optional[int]]
 
 
-# '' by kernels, 'operators' without them, 'maps' with attention maps materialised
-computed_by = ContextVar('computed_by', default='')
+switches: Dict[int, str] = {}  # by thread; of a ContextVar compilers of older torches make a break in their graph
+
+
+def computed_by() -> str:
+    """'' by kernels, 'operators' without them, 'maps' with attention maps materialised."""
+    return switches.get(get_ident(), '')
 
 
 @contextlib.contextmanager
 def switched(computed: str) -> Iterator[None]:
-    """Compute layers as one of the names of `computed_by` says inside this context (thread-local)."""
-    token = computed_by.set(computed)
+    """Compute layers as :func:`computed_by` has it inside this context (thread-local)."""
+    thread, before = get_ident(), computed_by()
+    switches[thread] = computed
     try:
         yield
     finally:
-        computed_by.reset(token)
+        del switches[thread]
+        if before:
+            switches[thread] = before
 
 
 def explicit_maps() -> ContextManager[None]:
@@ -56,15 +63,17 @@ def kernel_dtype(x: torch.Tensor) -> Optional[torch.dtype]:
         The dtype, or None where ordinary operators are needed: by tracers, exporters and functional transforms. To
         compilers an operator of ours shows its inputs and outputs only.
     """
-    if torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()  # when older torches can't ask whether a device has autocast
+    if compiling:
         # older torches export what they compile and don't say so
         if not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting():
             return None
-    elif (computed_by.get() != '' or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    elif ((switches and computed_by() != '') or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta):
         return None
     device = x.device.type
-    if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if x.dtype != torch.float64 and (compiling or torch.amp.is_autocast_available(device)) \
+            and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
 
