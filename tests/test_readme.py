@@ -146,7 +146,7 @@ def test_training(command, tmp_path):
 def test_fast_training(command, tmp_path, monkeypatch):
     monkeypatch.chdir(REPO)
     command = [str(tmp_path / 'run') if word == 'run' else word for word in command]
-    cli.main([*command[1:], '--data', CIFAR10, '--device', 'cpu', 'batch_size=2', 'epochs=1',
+    cli.main([*command[1:], '--data', CIFAR10, '--device', 'cpu', 'batch_size=4', 'epochs=1',
               'warmup_epochs=0', 'train_split=train[:4]', 'val_split=test[:4]'])
     assert (tmp_path / 'run' / 'last.pth.tar').is_file()
 

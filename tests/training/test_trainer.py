@@ -47,6 +47,8 @@ def one_epoch(training):
 
 @pytest.mark.parametrize('more,message', [
     (['batch_size=100'], r'batch_size=100: needs at most the 24 training images'),
+    (['cutmix=1', 'batch_size=7'], r'batch_size=7: mixup and cutmix mix pairs, so need a multiple of 2'),
+    (['mixup=1', 'hardest_half={0: 4}', 'batch_size=6'], r'batch_size=6: .* multiple of 4'),
     (['model_kwargs={num_classes: 1}'], r'largest label 1: .* has 1 classes'),
     (['model_kwargs={heads: 1}'], r'model=.*heads'),
     (['train_split=nowhere'], r'nowhere'),

@@ -1,7 +1,7 @@
 """Augmentation of a batch on its device: what timm's loader does to single images in processes of its own."""
 import argparse
 import math
-from typing import Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -9,7 +9,12 @@ import torch.nn.functional as F
 from timm.data import resolve_data_config
 from torchvision.transforms.v2.functional import pad
 
-__all__ = ['Augment', 'at_size', 'padded_crop', 'random_erasing', 'random_resized_crop']
+__all__ = ['Augment', 'at_size', 'padded_crop', 'random_erasing', 'random_resized_crop', 'since']
+
+
+def since(sizes: Dict[int, int], epoch: int) -> Optional[int]:
+    """The size that a dictionary has for an epoch, by the epoch that each begins with; None before the first."""
+    return next((sizes[start] for start in sorted(sizes, reverse=True) if start <= epoch), None)
 
 
 def at_size(x: torch.Tensor, size: Optional[int]) -> torch.Tensor:

@@ -30,7 +30,7 @@ from timm_selfconv.data import Images, label_names, label_numbers, match_classes
 from timm_selfconv.files import replace_file
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import HISTORY, write_history
-from .augment import Augment, at_size
+from .augment import Augment, at_size, since
 from .distillation import Student, distillation_loss, logits_and_maps, map_loss
 from .initialization import whiten_stem
 from .optimization import muon_in_float32, scaled_groups
@@ -150,6 +150,9 @@ class Training:
         if args.torchcompile:  # a graph for each image size: one for any is slower
             with as_value_error(f'torchcompile={args.torchcompile!r}'):
                 self.forward = torch.compile(self.student, backend=args.torchcompile, dynamic=False)
+        pairs = 4 if args.hardest_half else 2
+        if (args.mixup or args.cutmix) and args.batch_size % pairs:
+            raise ValueError(f'batch_size={args.batch_size}: mixup and cutmix mix pairs, so need a multiple of {pairs}')
         self.mixup = Mixup(
             args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
             num_classes=self.model.num_classes) if args.mixup or args.cutmix else None
@@ -378,11 +381,6 @@ class Training:
             rows.append({'epochs': (row['epoch'] + 1) * self.share, **{key: row[key] for key in row if key != 'epoch'}})
         replace_file(output / 'summary.csv', lambda path: write_summary(path, self.history))
         write_history(output / HISTORY, self.args.model, self.grid, rows)
-
-
-def since(sizes: Dict[int, int], epoch: int) -> Optional[int]:
-    """The size that a dictionary has for an epoch, by the epoch that each begins with; None before the first."""
-    return next((sizes[start] for start in sorted(sizes, reverse=True) if start <= epoch), None)
 
 
 def older_checkpoints(output: Path) -> List[Path]:
