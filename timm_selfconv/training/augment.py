@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from timm.data import resolve_data_config
 from torchvision.transforms.v2.functional import pad
 
-__all__ = ['Augment', 'at_size', 'padded_crop', 'random_erasing', 'random_resized_crop', 'since']
+__all__ = ['Augment', 'at_size', 'padded_crop', 'random_erasing', 'random_resized_crop', 'size_of_epoch']
 
 
-def since(sizes: Dict[int, int], epoch: int) -> Optional[int]:
-    """The size that a dictionary has for an epoch, by the epoch that each begins with; None before the first."""
+def size_of_epoch(sizes: Dict[int, int], epoch: int) -> Optional[int]:
+    """The image size of an epoch, from sizes by the epoch that each begins with; None before the first."""
     return next((sizes[start] for start in sorted(sizes, reverse=True) if start <= epoch), None)
 
 

@@ -30,7 +30,7 @@ from timm_selfconv.data import Images, label_names, label_numbers, match_classes
 from timm_selfconv.files import replace_file
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import HISTORY, write_history
-from .augment import Augment, at_size, since
+from .augment import Augment, at_size, size_of_epoch
 from .distillation import Student, distillation_loss, logits_and_maps, map_loss
 from .initialization import whiten_stem
 from .optimization import muon_in_float32, scaled_groups
@@ -308,7 +308,7 @@ class Training:
         batches = order.split(args.batch_size)
         losses = torch.zeros(self.steps, device=device)
         look = 1 if device.type == 'cpu' else 100  # reading a loss waits for the device
-        size, glance = since(args.img_sizes, epoch), since(args.hardest_half, epoch)
+        size, glance = size_of_epoch(args.img_sizes, epoch), size_of_epoch(args.hardest_half, epoch)
         self.model.train()
         for step in range(self.steps):
             group = batches[step * args.grad_accum_steps:(step + 1) * args.grad_accum_steps]
