@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import itertools
 import math
@@ -6,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -224,6 +226,18 @@ def test_other_threads_do_not_see_explicit_maps():
             there = pool.submit(forward).result()
         here = forward()
     assert here >= 3 * 16 ** 4 and there == forward() <= 3 * 16 ** 2 * 16
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 14), reason='compilers of older torches break a graph at a ContextVar')
+def test_compiled_layers_see_explicit_maps_in_one_graph():
+    torch._dynamo.reset()
+    counters.clear()
+    attn, x = SelfAttention2d(4, 3).eval(), torch.randn(1, 6, 6, 4)
+    compiled = torch.compile(attn, backend='aot_eager', fullgraph=True, dynamic=False)
+    for context, graphs in ((contextlib.nullcontext(), 1), (explicit_maps(), 2), (contextlib.nullcontext(), 2)):
+        with context:
+            torch.testing.assert_close(compiled(x), attn(x))
+        assert counters['stats']['unique_graphs'] == graphs
 
 
 @pytest.mark.parametrize('encoding,terms', [

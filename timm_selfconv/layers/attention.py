@@ -408,7 +408,7 @@ class SelfAttention2d(nn.Module):
                 weight = self.value.weight
             # a hook on this dropout needs the map, one on all modules, as profilers set, does not
             watched = hooked(self.attn_drop) and not hooked(self.proj_drop)
-            explicit = explicit or watched or (len(switches) > 0 and computed_by() == 'maps')
+            explicit = explicit or watched or (len(switches) > 0 and computed_by.get() == 'maps')
         x = check_input(x, self.dim, weight)
         if self.separable and not (explicit or drops):
             x = self._by_factors(x)

@@ -1,8 +1,8 @@
 """Operators that process their inputs in groups; detection of tracers, hooks and transforms, which need plain ones."""
 import contextlib
 import functools
-from threading import get_ident
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from contextvars import ContextVar
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -22,25 +22,22 @@ Tensors = Sequence[Optional[torch.Tensor]]
 Axes = Tuple[Optional[int], Optional[int]]
 
 
-switches: Dict[int, str] = {}  # by thread; of a ContextVar compilers of older torches make a break in their graph
-
-
-def computed_by() -> str:
-    """'' by kernels, 'operators' without them, 'maps' with attention maps materialised."""
-    return switches.get(get_ident(), '')
+# '' by kernels, 'operators' without them, 'maps' with attention maps materialised
+computed_by = ContextVar('computed_by', default='')
+# all that are set, in any thread: asked first where nets are compiled, as older torches break a graph at a ContextVar
+switches: List[str] = []
 
 
 @contextlib.contextmanager
 def switched(computed: str) -> Iterator[None]:
-    """Compute layers as :func:`computed_by` has it inside this context (thread-local)."""
-    thread, before = get_ident(), computed_by()
-    switches[thread] = computed
+    """Compute layers as one of the names of `computed_by` says inside this context (thread-local)."""
+    token = computed_by.set(computed)
+    switches.append(computed)
     try:
         yield
     finally:
-        del switches[thread]
-        if before:
-            switches[thread] = before
+        switches.remove(computed)
+        computed_by.reset(token)
 
 
 def explicit_maps() -> ContextManager[None]:
@@ -68,7 +65,7 @@ def kernel_dtype(x: torch.Tensor) -> Optional[torch.dtype]:
         # older torches export what they compile and don't say so
         if not hasattr(torch.compiler, 'is_exporting') or torch.compiler.is_exporting():
             return None
-    elif ((switches and computed_by() != '') or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    elif (computed_by.get() != '' or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0 or isinstance(x, torch.fx.Proxy) or x.is_meta):
         return None
     device = x.device.type
