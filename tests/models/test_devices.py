@@ -41,11 +41,11 @@ def gpu_error(name, size, kwargs, backend=None):
     model = timm.create_model(name, **kwargs, img_size=size)
     images = torch.randn(16, 3, size, size)
     found = []
-    torch.backends.cudnn.allow_tf32 = False  # 10 bits, by default
-    for net, x in (copy.deepcopy(model).double(), images.double()), (model.cuda(), images.cuda()):
-        logits = (torch.compile(net, backend=backend) if backend and x.is_cuda else net).train()(x)
-        gradients = torch.autograd.grad(logits.square().sum(), list(net.parameters()))
-        found.append([torch.cat([t.detach().cpu().double().flatten() for t in ts]) for ts in ([logits], gradients)])
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # 10 bits, by default
+        for net, x in (copy.deepcopy(model).double(), images.double()), (model.cuda(), images.cuda()):
+            logits = (torch.compile(net, backend=backend) if backend and x.is_cuda else net).train()(x)
+            gradients = torch.autograd.grad(logits.square().sum(), list(net.parameters()))
+            found.append([torch.cat([t.detach().cpu().double().flatten() for t in ts]) for ts in ([logits], gradients)])
     return [float((b - a).norm() / a.norm()) for a, b in zip(*found)]
 
 

@@ -150,12 +150,15 @@ class Training:
         if args.torchcompile:  # a graph for each image size: one for any is slower
             with as_value_error(f'torchcompile={args.torchcompile!r}'):
                 self.forward = torch.compile(self.student, backend=args.torchcompile, dynamic=False)
-        pairs = 4 if args.hardest_half else 2
-        if (args.mixup or args.cutmix) and args.batch_size % pairs:
-            raise ValueError(f'batch_size={args.batch_size}: mixup and cutmix mix pairs, so need a multiple of {pairs}')
-        self.mixup = Mixup(
-            args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
-            num_classes=self.model.num_classes) if args.mixup or args.cutmix else None
+        self.mixup: Optional[Mixup] = None
+        if args.mixup or args.cutmix:
+            pairs = 4 if args.hardest_half else 2
+            if args.batch_size % pairs:
+                raise ValueError(
+                    f'batch_size={args.batch_size}: mixup and cutmix mix pairs, so need a multiple of {pairs}')
+            self.mixup = Mixup(
+                args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
+                num_classes=self.model.num_classes)
         self.ema = ModelEmaV3(
             self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
         fused: Dict[str, Any] = dict(fused=True) if args.opt in FUSED else {}
