@@ -274,6 +274,20 @@ def test_small_images_first_and_validation_at_full_size(training):
     assert seen == [32] * 4 + [16, 16, 16, 32] * 2 + [24, 24, 24, 32]
 
 
+@pytest.mark.parametrize('off,mixed', [(0, [True, True]), (1, [True, False]), (2, [True, True])])
+def test_images_are_mixed_until_an_epoch(off, mixed, training):
+    """A net that stands still has the loss of the images as they are from then on; 0 is never, as timm has it."""
+    still = [*STILL, 'lr=1e-12']
+    losses = []
+    for more in ([], ['cutmix=1', f'mixup_off_epoch={off}']):
+        each = training(*still, *more)
+        for _ in range(2):
+            losses.append(one_epoch(each))
+            each.history.append({})
+    plain, ours = losses[:2], losses[2:]
+    assert [abs(a - b) > 1e-5 * a for a, b in zip(plain, ours)] == mixed
+
+
 @pytest.mark.parametrize('weights', [{}, dict(distill_loss_weight=0.7), dict(task_loss_weight=0.3), dict(
     task_loss_weight=0.2, distill_loss_weight=2.0)])
 def test_distillation_is_that_of_timm_s_train_py(training, weights):

@@ -312,6 +312,8 @@ class Training:
         losses = torch.zeros(self.steps, device=device)
         look = 1 if device.type == 'cpu' else 100  # reading a loss waits for the device
         size, glance = size_of_epoch(args.img_sizes, epoch), size_of_epoch(args.hardest_half, epoch)
+        if self.mixup is not None:
+            self.mixup.mixup_enabled = not 0 < args.mixup_off_epoch <= epoch
         self.model.train()
         for step in range(self.steps):
             group = batches[step * args.grad_accum_steps:(step + 1) * args.grad_accum_steps]
