@@ -19,8 +19,8 @@ CHAPTERS = {
     'timm_selfconv/measure': (
         'measure.counting', 'measure.evaluation', 'measure.bench', 'measure.published', 'measure.tables', 'data'),
     'recipes': (
-        'training.recipes', 'training.trainer', 'training.augment', 'training.initialization', 'training.optimization',
-        'training.distillation', 'training.runs', 'training.picture_folder'),
+        'training.recipes', 'training.net', 'training.trainer', 'training.augment', 'training.initialization',
+        'training.optimization', 'training.distillation', 'training.runs', 'training.picture_folder'),
 }
 EACH = [(chapter, f'timm_selfconv.{module}') for chapter, modules in CHAPTERS.items() for module in modules]
 

@@ -1,7 +1,6 @@
 """Training on one device, against torch's, timm's and PIL's own."""
 import copy
 import timeit
-from types import SimpleNamespace
 
 import pytest
 import timm
@@ -11,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo import register_backend
 
-from pictures import fill_splits
-from timm_selfconv.data import class_names, load_images, open_dataset
-from timm_selfconv.models import CIFAR10_CLASSES
+from timm_selfconv.data import load_images, open_dataset
 from timm_selfconv.training import trainer
 from timm_selfconv.training.augment import at_size
+from timm_selfconv.training.net import create_net
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.training.trainer import gains_by_bfloat16
 from tiny_nets import LIKE_TIMM, SMALL
@@ -33,7 +31,7 @@ def training(folder):
     """Makes trainings of the small net, augmented as timm does, to be led by hand."""
     def make(*overrides):
         args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
-        net = trainer.create_net(args, dataset := split(folder, 'train'))
+        net = create_net(args, dataset := split(folder, 'train'))
         return trainer.Training(args, net, load_images(dataset, net, CPU))
 
     return make
@@ -87,33 +85,6 @@ def test_each_image_size_is_a_graph_without_symbolic_shapes(tmp_path, run):
     run(tmp_path, 'torchcompile=recorded', 'epochs=2', '--batches', '1', 'img_sizes={0: 16, 1: 32}',
         'model_kwargs={embed_dim: 8, mlp_dim: 8, depth: 1}')
     assert images == [(8, 3, 16, 16), (8, 3, 32, 32)]
-
-
-def test_classes_are_the_net_s_by_name(tmp_path, own, refused):
-    known = fill_splits(tmp_path / 'data', 'truck', 'cat')
-    train_set, test_set = (split(known, name) for name in ('train', 'test'))
-    trainer.create_net(read_recipe('muon_tiny', [SMALL]), train_set, test_set)
-    assert [label for _, label in test_set] == [3] * 3 + [9] * 3 and train_set[0][1] == 3
-    for more, message in ((SMALL, r"dataset's are \['ant', 'cow'\], the model's .* key num_classes=2"),
-                          ('num_classes=3', r"num_classes=3: the training images have 2, \('ant', 'cow'\)")):
-        refused(message, tmp_path / 'run', more, data=own)
-    assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.parametrize('name,count', [('resnet_tiny_cifar', 2), ('sa_quadratic_tiny_cifar', 10)])
-def test_other_classes_get_a_new_classifier(name, count):
-    """Behind the weights that the net has, even if there are as many of them."""
-    names = [f'class {i}' for i in range(count)]
-    dataset = SimpleNamespace(class_to_idx={name: i for i, name in enumerate(names)})
-    keys = [f'model={name}', 'pretrained=true', f'num_classes={count}']
-    ours = trainer.create_net(read_recipe('muon_tiny', keys), dataset)
-    trained = timm.create_model(name, pretrained=True)
-    states = ours.state_dict(), trained.state_dict()
-    assert all(torch.equal(states[0][k], v) == ('fc.' not in k) for k, v in states[1].items())
-    assert class_names(ours, count) == tuple(names) and ours(torch.zeros(1, 3, 32, 32)).shape == (1, count)
-    dataset.class_to_idx = dict(zip(CIFAR10_CLASSES, range(10)))
-    kept = trainer.create_net(read_recipe('muon_tiny', [*keys[:2], 'num_classes=10']), dataset).state_dict()
-    torch.testing.assert_close(kept, trained.state_dict(), rtol=0, atol=0)
 
 
 class CpuTimer:

@@ -4,14 +4,14 @@ timm's train.py reads them itself. The table of keys here is what :mod:`timm_sel
 """
 import argparse
 import math
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import yaml
 
-__all__ = ['DEFAULTS', 'KEYS', 'RECIPES', 'Key', 'find_recipe', 'read_recipe']
+__all__ = ['DEFAULTS', 'KEYS', 'RECIPES', 'Key', 'as_value_error', 'find_recipe', 'read_recipe']
 
 PACKAGE = Path(__file__).resolve().parent.parent
 RECIPES = (PACKAGE if (PACKAGE / 'recipes').is_dir() else PACKAGE.parent) / 'recipes'
@@ -108,6 +108,16 @@ KEYS: Dict[str, Key] = dict(
     kd_maps_weight=number(10.), distill_loss_weight=number(None), task_loss_weight=number(None),
 )
 DEFAULTS = {name: key.default for name, key in KEYS.items()}
+
+
+@contextmanager
+def as_value_error(what: str) -> Iterator[None]:
+    """Raise whatever a recipe's values cause in this context as a ValueError of one line."""
+    try:
+        yield
+    except Exception as e:  # a broken checkpoint raises anything, as a module that is imported by name does
+        message = ' '.join(str(e).split()) or type(e).__name__
+        raise ValueError(message if message.startswith(f'{what}: ') else f'{what}: {message}') from e
 
 
 def find_recipe(name: str) -> Path:

@@ -17,7 +17,9 @@ from timm_selfconv.files import check_new, replace_file
 from timm_selfconv.weights import card_facts, default_weights, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
 from timm_selfconv.weights.saving import card_text, write_net
-from .trainer import Training, as_value_error, create_net
+from .net import create_net
+from .recipes import as_value_error
+from .trainer import Training
 
 __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
 

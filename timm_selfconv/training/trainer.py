@@ -8,17 +8,15 @@ import re
 import shutil
 import time
 import zipfile
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-import timm
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from timm.data import Mixup
-from timm.layers import to_2tuple
 from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.task import DistillationTeacher
@@ -26,7 +24,7 @@ from timm.utils import ModelEmaV3, random_seed
 from torch.utils.benchmark import Timer
 from tqdm import tqdm
 
-from timm_selfconv.data import Images, label_names, label_numbers, match_classes
+from timm_selfconv.data import Images
 from timm_selfconv.files import replace_file
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import HISTORY, write_history
@@ -34,57 +32,11 @@ from .augment import Augment, at_size, size_of_epoch
 from .distillation import Student, distillation_loss, logits_and_maps, map_loss
 from .initialization import whiten_stem
 from .optimization import muon_in_float32, scaled_groups
-from .recipes import DEFAULTS
+from .recipes import DEFAULTS, as_value_error
 
-__all__ = ['Training', 'as_value_error', 'create_net', 'gains_by_bfloat16', 'write_summary']
+__all__ = ['Training', 'gains_by_bfloat16', 'write_summary']
 
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
-
-
-@contextmanager
-def as_value_error(what: str) -> Iterator[None]:
-    """Raise whatever a recipe's values cause in this context as a ValueError of one line."""
-    try:
-        yield
-    except Exception as e:  # a broken checkpoint raises anything, as a module that is imported by name does
-        message = ' '.join(str(e).split()) or type(e).__name__
-        raise ValueError(message if message.startswith(f'{what}: ') else f'{what}: {message}') from e
-
-
-def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
-    """The net of a recipe, for the classes of datasets, whose labels become the numbers that it gives them.
-
-    Args:
-        args: The recipe. Where it has a number of classes that are not the net's own, the classifier is a new one.
-        *datasets: To train on first.
-
-    Raises:
-        ValueError: If there is no such net, or it lacks classes of the datasets.
-    """
-    random_seed(args.seed)
-    with as_value_error(f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}'):
-        model: Any = timm.create_model(
-            args.model, pretrained=args.pretrained, checkpoint_path=args.initial_checkpoint, drop_rate=args.drop,
-            drop_path_rate=args.drop_path, **args.model_kwargs)
-    if args.num_classes is not None:
-        names = tuple(label_numbers(datasets[0]))
-        if len(names) not in (0, args.num_classes):
-            raise ValueError(f'num_classes={args.num_classes}: the training images have {len(names)}, {names}')
-        if args.num_classes != model.num_classes or (names and names != label_names(model)):
-            model.reset_classifier(args.num_classes)
-            model.pretrained_cfg.update(label_names=names or None, tag=None)
-    size = args.img_size or args.model_kwargs.get('img_size')
-    if size is not None:
-        if hasattr(model, 'set_input_size'):
-            with as_value_error(f'img_size={size}'):
-                model.set_input_size(img_size=size)
-        model.pretrained_cfg.update(
-            input_size=(model.pretrained_cfg['input_size'][0], *to_2tuple(size)), test_input_size=None, pool_size=None)
-    for dataset in datasets:
-        numbers = match_classes(model, dataset)
-        if numbers is not None:
-            dataset.target_transform = numbers.__getitem__
-    return model
 
 
 def gains_by_bfloat16(device: torch.device) -> bool:
@@ -107,7 +59,7 @@ class Training:
         """
         Args:
             args: The recipe.
-            model: Its net, see :func:`create_net`.
+            model: Its net, see :func:`~timm_selfconv.training.net.create_net`.
             data: Training images and labels, on the device to train on.
             batches: Batches an epoch; all whole ones if None.
 
