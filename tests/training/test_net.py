@@ -38,3 +38,10 @@ def test_other_classes_get_a_new_classifier(name, count):
     dataset.class_to_idx = dict(zip(CIFAR10_CLASSES, range(10)))
     kept = create_net(read_recipe('muon_tiny', [*keys[:2], 'num_classes=10']), dataset).state_dict()
     torch.testing.assert_close(kept, trained.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('recompute', ['true', 'false'])
+def test_recipes_say_whether_stages_are_recomputed(recompute):
+    """grad_checkpointing, timm's key, which the nets themselves leave off."""
+    net = create_net(read_recipe('report_san_hier', [f'grad_checkpointing={recompute}']))
+    assert net.grad_checkpointing == (recompute == 'true')

@@ -146,9 +146,7 @@ class SAN(ZooNet):
             raise ValueError(f'img_size={img_size!r}: needs a height and width of at least {min_size}')
 
         super().__init__(in_chans, num_classes, channels[-1], len(channels), min_size)
-        # at full resolution, training on 128 images takes more than 2 GiB unless stages are recomputed in the backward
-        # pass, which set_grad_checkpointing(False) prevents
-        self.hierarchical = self.grad_checkpointing = hierarchical
+        self.hierarchical = hierarchical
 
         self.stem = nn.Conv2d(in_chans, channels[0], 1, bias=False, **dd)
         self.stem_norm = nn.BatchNorm2d(channels[0], **dd)

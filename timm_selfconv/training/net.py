@@ -27,6 +27,8 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
         model: Any = timm.create_model(
             args.model, pretrained=args.pretrained, checkpoint_path=args.initial_checkpoint, drop_rate=args.drop,
             drop_path_rate=args.drop_path, **args.model_kwargs)
+        if args.grad_checkpointing:
+            model.set_grad_checkpointing()
     if args.num_classes is not None:
         names = tuple(label_numbers(datasets[0]))
         if len(names) not in (0, args.num_classes):
