@@ -318,6 +318,8 @@ def test_inputs_that_do_not_fit_are_named(encoding, terms, explicit, grad):
     for shape in ((2, 8, 4, 4), (4, 4, 8), (2, 4, 4, 7), (2, 0, 4, 8), (2, 16, 8)):
         with pytest.raises(ValueError, match=rf'{re.escape(str(list(shape)))}: needs shape \(B, H, W, 8\)'):
             attn(torch.randn(shape))
+        with pytest.raises(ValueError, match='needs shape'):
+            attn.attention_probs(torch.randn(shape))
     for dtype in (torch.bfloat16, torch.float64, torch.int64):
         with pytest.raises(TypeError, match=f"x of dtype {dtype}: needs the layer's"):
             attn(torch.ones(2, 4, 4, 8, dtype=dtype))

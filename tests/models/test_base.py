@@ -5,6 +5,7 @@ import sys
 import pytest
 import timm
 import torch
+from timm.models import resolve_model_input_args, save_for_hf
 from timm.utils import AttentionExtract
 
 import timm_selfconv
@@ -85,6 +86,16 @@ def test_nets_without_learned_positions_take_other_sizes_as_they_are(name, size,
     assert model(x).shape == (1, 10)
 
 
+@pytest.mark.parametrize('name', ['resvit_cifar', 'sa_learned_cifar'])
+def test_timm_makes_nets_with_learned_positions_for_the_size_asked_for(name, small_net, images, tmp_path):
+    """As its scripts do by `--img-size`; and images are resized to it for a net that was saved."""
+    args = resolve_model_input_args(name, {'img_size': 64})
+    assert small_net(args.pop('model_name'), **args)(images(1, 3, 64, 64)).shape == (1, 10)
+    save_for_hf(small_net(name, img_size=64), tmp_path / 'net', safe_serialization=True)
+    saved = timm.create_model(f"local-dir:{tmp_path / 'net'}", pretrained=True)
+    assert timm.data.resolve_model_data_config(saved)['input_size'] == (3, 64, 64)
+
+
 @pytest.mark.parametrize('fmt,shape', [('NCHW', (2, 16, 8, 6)), ('NHWC', (2, 8, 6, 16))])
 @pytest.mark.parametrize('name', BLOCK_NETS)
 def test_intermediates(name, fmt, shape, small_net, images):
@@ -102,8 +113,17 @@ def test_intermediates(name, fmt, shape, small_net, images):
 
 
 @pytest.mark.parametrize('name', NETS)
+def test_nets_for_features_hold_only_what_their_maps_need(name, small_net, images):
+    """As DistributedDataParallel asks: every parameter that is left gets a gradient."""
+    model, x = small_net(name, features_only=True, out_indices=(0, 1)), images(2, 3, 32, 32)
+    maps = model(x)
+    sum(m.square().sum() for m in maps).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize('name', NETS)
 def test_checkpointing_changes_no_gradient(name, small_net, images):
-    model = small_net(name).eval()
+    model = small_net(name).train()
     gradients = []
     for enable in (False, True):
         model.set_grad_checkpointing(enable)

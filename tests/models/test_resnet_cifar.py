@@ -32,3 +32,9 @@ def test_stages_of_attention_begin_in_the_convolutions_weights(content, tmp_path
     else:
         assert [len(b.centers) for b in blobs].count(9) == 10 and len(blobs) == 12
         torch.testing.assert_close(blobs[0].covariances, torch.eye(2).double().expand(9, 2, 2) / 4)
+
+
+@pytest.mark.parametrize('output_stride', [8, 16, 32])
+def test_reductions_are_those_of_the_maps(output_stride, small_net, images):
+    net = small_net('resnet_tiny_cifar', features_only=True, output_stride=output_stride)
+    assert net.feature_info.reduction() == [32 // m.shape[-1] for m in net(images(1, 3, 32, 32))]

@@ -1,12 +1,14 @@
 import pytest
+import timm
 import torch
+from timm.models import save_for_hf
 
 NAMES = ['resvit_cifar', 'resvit_hier_cifar']
 
 
 @pytest.mark.parametrize('name', NAMES)
 def test_the_net_by_hand(name, small_net, images):
-    """The definition from its weights, with torch's own multi-head attention where all keys are a layer's own."""
+    """The definition from its weights, head by head."""
     model = small_net(name, img_size=(8, 12)).double().eval()
     with torch.no_grad():
         model.patch_embed.bias.normal_()
@@ -57,3 +59,13 @@ def test_resampled_positions_carry_their_place(small_net):
     rows = model.pos_embed[0, 1:].view(32, 16, 16)
     assert model.pos_embed[0, 0].eq(7).all()
     torch.testing.assert_close(rows[8:-8, 3, 5], torch.arange(32.)[8:-8] / 2 - 0.25)
+
+
+@pytest.mark.parametrize('saved,loaded', [(64, (32, 128)), ((32, 64), 64), ((16, 64), (32, 64)), ((32, 64),) * 2])
+def test_positions_load_into_another_size_as_they_are_resampled(saved, loaded, small_net, tmp_path):
+    """Grids of as many patches too, whose positions are others."""
+    net = small_net('resvit_cifar', img_size=saved)
+    save_for_hf(net, tmp_path / 'net', safe_serialization=True)
+    found = timm.create_model(f"local-dir:{tmp_path / 'net'}", pretrained=True, img_size=loaded)
+    net.set_input_size(loaded)
+    torch.testing.assert_close(found.state_dict(), net.state_dict())

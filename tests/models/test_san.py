@@ -156,6 +156,12 @@ def test_frozen_norms_keep_their_statistics(name, images):
     before = {n: b.clone() for n, b in model.named_buffers()}
     torch.testing.assert_close(model.train()(x), logits)
     assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+    plain = small(name)
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(plain.eval()(x), logits)
+    next(m for n, m in model.named_modules() if '.passes.' in n).weight.mul_(2)
+    with pytest.raises(RuntimeError, match='Unexpected key'):
+        plain.load_state_dict(model.state_dict())
 
 
 def test_statistics_of_every_pass_are_taken_anew(images):

@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 from hypothesis import given, settings, strategies as st
+from timm.utils import reparameterize_model
 
 from timm_selfconv.theory import degenerate_heads, fuse, narrow_heads, precision_eigenvalues, prune_heads
 from timm_selfconv.weights.saving import save_folder
@@ -155,9 +156,19 @@ def test_a_net_with_narrow_heads_is_a_net(tmp_path):
     torch.testing.assert_close(torch.jit.script(net)(x), net(x))
     net(x).sum().backward()
     assert all(p.grad is not None for p in net.blocks[0].attn.value.parameters())
-    for refused in (lambda: fuse(net), lambda: prune_heads(net, {0: [1]}), lambda: narrow_heads(net, 2)):
+    torch.testing.assert_close(fuse(net)(x), net(x))
+    torch.testing.assert_close(reparameterize_model(net)(x), net(x))
+    for refused in (lambda: prune_heads(net, {0: [1]}), lambda: narrow_heads(net, 2)):
         with pytest.raises(ValueError, match='value=HeadValues: computes more than its weights say'):
             refused()
+    fewer, attn = copy.deepcopy(net), net.blocks[0].attn
+    fewer.blocks[0].attn.keep_heads([3, 0])
+    with torch.no_grad():
+        attn.value.head_weight[[1, 2, *range(4, 9)]] = 0
+    torch.testing.assert_close(fewer(x), net(x))
+    attn.value.head_weight.data.fill_(torch.nan)
+    net.init_weights()
+    assert 0 < attn.value.head_weight.abs().max() < attn.dim ** -0.5
     with pytest.raises(ValueError, match='head_dim=17: needs an integer from 1 to 16'):
         narrow_heads(net, 17)
     with pytest.raises(ValueError, match='head_dim=0: needs an integer of at least 1'):

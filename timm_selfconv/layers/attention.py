@@ -87,7 +87,8 @@ class SelfAttention2d(nn.Module):
 
     Position-only attention with a separable encoding runs through its row and column factors; attention with content
     without a tensor of all scores. Both give way to an explicit map, softmax then ``attn_drop``, where that
-    is asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities that have only factors.
+    is asked for: ``fused_attn`` off, a hook on ``attn_drop``, or dropout of probabilities, on a CPU or where these have
+    only factors.
     """
     absolute: Final[bool]
     relative: Final[bool]
@@ -189,9 +190,10 @@ class SelfAttention2d(nn.Module):
         Raises:
             ValueError: If what is folded has an adapter that does not merge, a parametrisation or a hook.
         """
-        fused = plain_copy(self, ('value', 'proj')).eval().requires_grad_(False)
+        narrow = isinstance(self.value, HeadValues)
+        fused = plain_copy(self, ('out' if narrow else 'value', 'proj')).eval().requires_grad_(False)
         if type(fused.proj) is not nn.Identity:
-            value, proj = fused.value, cast(nn.Linear, fused.proj)
+            value, proj = fused.value.out if narrow else fused.value, cast(nn.Linear, fused.proj)
             # in float64, which not every device has
             first, bias, second, last = (
                 p.detach().cpu().double() for p in (value.weight, value.bias, proj.weight, proj.bias))
@@ -214,8 +216,11 @@ class SelfAttention2d(nn.Module):
                 select_parameter(linear, 'weight', channels)
                 select_parameter(linear, 'bias', channels)
                 linear.out_features = len(channels)
-        select_parameter(self.value, 'weight', channels, dim=1)
-        self.value.in_features = len(channels)
+        if isinstance(self.value, HeadValues):
+            self.value.keep_heads(index)
+        else:
+            select_parameter(self.value, 'weight', channels, dim=1)
+            self.value.in_features = len(channels)
         if self.key_bias is not None:
             select_parameter(self, 'key_bias', index)
         self.num_heads = len(heads)
@@ -275,8 +280,11 @@ class SelfAttention2d(nn.Module):
         Returns:
             Probabilities before dropout, at least float32, shape (B, heads, H, W, H, W), query before key. Attention
             that does not look at content is expanded over the batch, not copied.
+
+        Raises:
+            ValueError: If x has another shape.
         """
-        batch, height, width, _ = x.shape
+        batch, height, width, _ = check_input(x, self.dim, None).shape
         query, key, rows, cols, cross = self.score_parts(x, key)
         probs = dense_scores(query, key, rows, cols, cross).softmax(dim=-1)
         probs = probs.view(probs.shape[0], self.num_heads, height, width, height, width)

@@ -154,6 +154,11 @@ class PassBatchNorm2d(nn.Module):
         for name in ('running_mean', 'running_var'):
             statistics = state_dict.pop(prefix + name, ())
             state_dict.update((f'{prefix}passes.{i}.{name}', s) for i, s in enumerate(statistics))
+        for i, norm in enumerate(self.passes):  # those that timm froze have a scale of 1 and a shift of 0 each
+            for name, neutral in (('weight', 1.), ('bias', 0.)):
+                key = f'{prefix}passes.{i}.{name}'
+                if getattr(norm, name) is None and key in state_dict and bool((state_dict[key] == neutral).all()):
+                    del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def forward(self, x: torch.Tensor, pass_index: int = 0) -> torch.Tensor:

@@ -2,6 +2,8 @@
 import torch
 import torch.nn as nn
 
+from .parameters import select_parameter
+
 __all__ = ['HeadValues']
 
 
@@ -17,7 +19,20 @@ class HeadValues(nn.Module):
         super().__init__()
         self.head_weight = nn.Parameter(torch.empty(num_heads, dim, head_dim, device=device, dtype=dtype))
         self.out = nn.Linear(num_heads * head_dim, dim, device=device, dtype=dtype)
-        nn.init.uniform_(self.head_weight, -dim ** -0.5, dim ** -0.5)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise what is this module's own as torch does a Linear's weight; the other map initialises itself."""
+        bound = self.head_weight.shape[1] ** -0.5
+        nn.init.uniform_(self.head_weight, -bound, bound)
+
+    def keep_heads(self, heads: torch.Tensor) -> None:
+        """Keep these heads only, shape (n,), in this order."""
+        width = self.head_weight.shape[2]
+        channels = (heads[:, None] * width + torch.arange(width)).flatten()
+        select_parameter(self, 'head_weight', heads)
+        select_parameter(self.out, 'weight', channels, dim=1)
+        self.out.in_features = len(channels)
 
     @property
     def weight(self) -> torch.Tensor:

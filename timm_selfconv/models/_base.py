@@ -40,9 +40,10 @@ def check_images(x: torch.Tensor, in_chans: int, min_size: int, multiple: int = 
 class ZooNet(nn.Module):
     """The part of timm's classifier interface that all nets here share.
 
-    A net brings its ``head`` and :meth:`forward_layers`, and, if its layers don't take a grid of pixels as it is,
-    :meth:`to_grid` and :meth:`to_features`.
+    A net brings its ``head``, its ``layers`` by the name of their list, and :meth:`forward_layers`, and, if its layers
+    don't take a grid of pixels as it is, :meth:`to_grid` and :meth:`to_features`.
     """
+    layers = 'stages'
     output_fmt = 'NCHW'
 
     def __init__(
@@ -89,9 +90,17 @@ class ZooNet(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
         self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
-        self.head.to(**get_device_dtype(self))
-        self.head.train(self.training)
+        self.head.reset(num_classes, global_pool, **get_device_dtype(self))
+
+    def prune_intermediate_layers(
+            self, indices: Union[int, List[int]] = 1, prune_norm: bool = False, prune_head: bool = True) -> List[int]:
+        """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
+        take_indices, max_index = feature_take_indices(self.depth, indices)
+        self.depth = max_index + 1
+        setattr(self, self.layers, getattr(self, self.layers)[:self.depth])
+        if prune_head:
+            self.reset_classifier(0, '')
+        return take_indices
 
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         """Pass images x, shape (B, C, H, W), through the layers before number ``stop``.
@@ -191,6 +200,7 @@ class BlockNet(ZooNet):
     the keys to attend to in place of the input's own. These it gives itself, before the first pass, when it is called
     with that pass's input and asked for ``only_keys``.
     """
+    layers = 'blocks'
     output_fmt = 'NHWC'
     __constants__ = ('shares_key',)  # not Final: torchscript reads the annotations of the net's own class only
 
@@ -247,13 +257,3 @@ class BlockNet(ZooNet):
                         taken.append(x)
                 layer += 1
         return x, taken
-
-    def prune_intermediate_layers(
-            self, indices: Union[int, List[int]] = 1, prune_norm: bool = False, prune_head: bool = True) -> List[int]:
-        """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
-        take_indices, max_index = feature_take_indices(self.depth, indices)
-        self.depth = max_index + 1
-        self.blocks = self.blocks[:self.depth]
-        if prune_head:
-            self.reset_classifier(0, '')
-        return take_indices

@@ -55,8 +55,9 @@ class ResNetCifar(ResNet):
         nn.init.kaiming_normal_(conv1.weight, mode='fan_out', nonlinearity='relu')
         self.add_module('conv1', conv1)
         self.add_module('maxpool', nn.Identity())
-        for info, reduction in zip(self.feature_info, (1, 1, 2, 4, 8)):
-            info['reduction'] = reduction
+        info: Any
+        for info in self.feature_info:  # which reckons with a stem of stride 4
+            info['reduction'] = max(1, info['reduction'] // 4)
         if not set(attention_stages) <= {'layer1', 'layer2', 'layer3', 'layer4'}:
             raise ValueError(f"attention_stages={attention_stages!r}: needs some of 'layer1' to 'layer4'")
         for name, module in list(self.named_modules()):

@@ -16,6 +16,7 @@ import torch.nn as nn
 
 from timm.layers import ClassifierHead, calculate_drop_path_rates, resample_abs_pos_embed, trunc_normal_
 from timm.models import generate_default_cfgs, register_model
+from timm.models._input import get_pretrained_grid_size
 from timm.models.resnet import BasicBlock
 
 from timm_selfconv.layers import TokenAttention
@@ -141,16 +142,19 @@ class ResVit(BlockNet):
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: ResVit) -> Dict[str, torch.Tensor]:
-    """Resample the positions of a checkpoint of another (square) image size."""
+    """Resample the positions of a checkpoint of another image size, a square one if timm does not know it."""
     table = state_dict.get('pos_embed')
-    if table is not None and table.shape[1] != model.pos_embed.shape[1]:
-        return {**state_dict, 'pos_embed': resample_abs_pos_embed(table, list(model.grid_size))}
-    return state_dict
+    if table is None:
+        return state_dict
+    old = get_pretrained_grid_size(model, state_dict.get('patch_embed.weight'), table.shape[1] - 1)
+    if table.shape[1] == model.pos_embed.shape[1] and old in (None, model.grid_size):
+        return state_dict
+    return {**state_dict, 'pos_embed': resample_abs_pos_embed(table, list(model.grid_size), old)}
 
 
 _cfgs = functools.partial(
     cifar_cfgs,
-    first_conv='conv1', classifier='head.fc',
+    first_conv='conv1', classifier='head.fc', fixed_input_size=True,
     paper_ids='arXiv:2010.11929',
     paper_name='An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale',
 )

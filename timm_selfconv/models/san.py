@@ -244,7 +244,6 @@ default_cfgs = generate_default_cfgs({
 
 
 def _create_san(variant: str, pretrained: bool = False, **kwargs: Any) -> SAN:
-    kwargs.setdefault('out_indices', tuple(range(len(kwargs.get('channels', (64, 256, 512, 1024))))))
     return build_net(SAN, variant, pretrained, **kwargs)
 
 

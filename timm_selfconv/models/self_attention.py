@@ -174,14 +174,19 @@ _cfgs = functools.partial(
     origin_url='https://github.com/epfml/attention-cnn',
 )
 
+_cfgs_learned = functools.partial(_cfgs, fixed_input_size=True)  # whose positions are made for one size
+
 default_cfgs = generate_default_cfgs({
     **_cfgs(
         'sa_quadratic_cifar',
         'sa_quadratic_gen_cifar',
         'sa_quadratic_gen_pruned_cifar',
+        'sa_quadratic_h16_cifar',
+        pool_size=(16, 16),
+    ),
+    **_cfgs_learned(
         'sa_learned_cifar',
         'sa_learned_content_cifar',
-        'sa_quadratic_h16_cifar',
         'sa_learned_h16_cifar',
         'sa_learned_content_h16_cifar',
         'sa_learned_content_hier_cifar',
@@ -192,6 +197,9 @@ default_cfgs = generate_default_cfgs({
         'sa_quadratic_tiny_cifar',
         'sa_quadratic_gen_tiny_cifar',
         'sa_quadratic_h16_tiny_cifar',
+        pool_size=(8, 8),
+    ),
+    **_cfgs_learned(
         'sa_learned_tiny_cifar',
         'sa_learned_h16_tiny_cifar',
         'sa_learned_content_tiny_cifar',

@@ -64,7 +64,8 @@ def around_nearest(
 
     For centres of shape (heads,) and queries as in :func:`axis_offsets`: how far each key lies behind the nearest one,
     shape (heads, queries, size), and that one behind the centre, (heads, queries, 1). Their sum is how far the key lies
-    behind the centre. Centres are held to +-1e30, as precisions are: its double, and its product with 0, are numbers.
+    behind the centre. Centres are clamped to +-1e30, as precisions are: no product of theirs is infinite, so that zero
+    times it is zero.
     """
     keys = torch.arange(size, device=centers.device, dtype=torch.promote_types(centers.dtype, torch.float32))
     centers = centers.to(keys.dtype).clamp(-1e30, 1e30)[:, None, None]
