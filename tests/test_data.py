@@ -2,9 +2,12 @@
 import numpy as np
 import pytest
 import timm
+import torch
 from PIL import Image
+from timm.data import IterableImageDataset
 
-from timm_selfconv.data import classify, open_dataset, open_images, sample_pictures
+from timm_selfconv import data
+from timm_selfconv.data import classify, load_images, open_dataset, open_images, sample_pictures
 
 GREY = np.linspace(0, 1, 256).reshape(16, 16)
 
@@ -49,8 +52,17 @@ def test_labels_that_are_no_class_numbers_are_refused(tmp_path, key):
     assert len(sample_pictures(str(tmp_path), 'test', None, 'img', 2)) == 2  # labels are not read
 
 
+def test_streams_are_refused_where_pictures_need_numbers(monkeypatch):
+    stream = IterableImageDataset('', reader=[])
+    monkeypatch.setattr(data, 'open_dataset', lambda *args: stream)
+    for take in (lambda: sample_pictures('hfids/x', 'test', None, 'img', 2),
+                 lambda: load_images(stream, torch.nn.Identity(), torch.device('cpu'))):
+        with pytest.raises(ValueError, match='is a stream'):
+            take()
+
+
 @pytest.mark.parametrize('name,value', [
-    ('interpolation', 'x'), ('mean', 'red'), ('std', [0.5, 0.5]), ('input_size', (3, -1, -1)), ('crop_pct', 'much'),
+    ('interpolation', 'x'), ('mean', 'red'), ('std', [0.5, 'much']), ('input_size', (3, -1, -1)), ('crop_pct', 'much'),
     ('label_names', 5), ('label_names', 'abcdefghij')])
 def test_a_configuration_that_makes_no_sense_is_refused(name, value):
     """As one from the Hub may be."""

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 CHAPTERS = {
     'timm_selfconv/models': ('models', 'weights', 'weights.history', 'weights.loading', 'weights.saving',
@@ -27,7 +28,8 @@ EACH = [(chapter, f'timm_selfconv.{module}') for chapter, modules in CHAPTERS.it
 
 def row(name, value):
     """Names of parameters only: types and defaults are in the docstring that ``help`` shows."""
-    parameters = ', '.join(name for name in inspect.signature(value).parameters if name not in ('device', 'dtype'))
+    skipped = ('device', 'dtype') if inspect.isclass(value) and issubclass(value, torch.nn.Module) else ()
+    parameters = ', '.join(name for name in inspect.signature(value).parameters if name not in skipped)
     line = re.sub(r':\w+:`~?([^`]+)`', r'`\1`', inspect.getdoc(value).split('\n\n')[0]).replace('``', '`')
     return f'| `{name}({parameters})` | {" ".join(line.split())} |'
 

@@ -50,6 +50,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def quieten() -> None:
     """Turn off what libraries say of themselves while they are imported, profile or fail, beside a command's output."""
     warnings.filterwarnings('ignore', '.torch.jit.', FutureWarning)  # fvcore's focal loss
+    warnings.filterwarnings('ignore', r'Image size \(\d+ pixels\) exceeds')  # PIL's, of a phone's photograph
     for name in ('torch.utils.cpp_extension', 'huggingface_hub.repocard'):  # no CUDA; a dataset's folder without a card
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch.profiler's start, stop, and that there is no GPU

@@ -6,18 +6,24 @@ import numpy as np
 import torch
 import torch.nn as nn
 from PIL import Image, ImageOps
-from timm.data import ImageDataset, create_dataset, create_transform, resolve_data_config
+from timm.data import ImageDataset, create_dataset, create_transform
+from timm.data.model_config import resolve_input_data_config
+from timm.data.readers import add_img_extensions
+from torch.utils.data import IterableDataset
+from torchvision.transforms import Compose, Grayscale
 from tqdm import trange
 
+from timm_selfconv.files import PICTURES
 from timm_selfconv.weights.loading import require_hub
 
 __all__ = [
     'PictureDataset', 'class_names', 'classify', 'data_config', 'data_name', 'label_names', 'load_images',
-    'match_classes', 'open_dataset', 'open_images', 'preprocess', 'rank_classes', 'sample_pictures', 'to_picture',
-    'top_classes']
+    'match_classes', 'open_dataset', 'open_images', 'picture_transform', 'preprocess', 'rank_classes',
+    'sample_pictures', 'to_picture', 'top_classes']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
 DATA_KEYS = ('input_size', 'interpolation', 'crop_pct', 'crop_mode', 'mean', 'std')  # of a timm configuration
+add_img_extensions(PICTURES)  # timm's readers take fewer of a folder
 SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
 
 
@@ -40,18 +46,29 @@ def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
 
 
 def data_config(model: nn.Module) -> Dict[str, Any]:
-    """Preprocessing that a model's configuration asks for (timm's `resolve_data_config`), checked.
+    """Preprocessing that a model's configuration asks for (timm's `resolve_input_data_config`), checked.
 
     Raises:
         ValueError: If its configuration, which may be one from the Hub, makes no sense.
     """
     try:
-        config = resolve_data_config({}, model=model)
+        config = resolve_input_data_config(model)
         create_transform(**config)(Image.new('RGB', (2, 2)))
     except Exception as e:  # whatever timm, torchvision and PIL make of it
         keys = {key: value for key, value in getattr(model, 'pretrained_cfg', {}).items() if key in DATA_KEYS}
         raise ValueError(f"the model's configuration {keys} cannot be used ({type(e).__name__}: {e})") from e
     return config
+
+
+def picture_transform(model: nn.Module, normalize: bool = True) -> Any:
+    """timm's transform of an RGB picture to what a model takes, grey pictures where that is one channel.
+
+    Raises:
+        ValueError: See :func:`data_config`.
+    """
+    config = data_config(model)
+    transform = create_transform(**config, normalize=normalize)
+    return Compose([Grayscale(), transform]) if config['input_size'][0] == 1 else transform
 
 
 def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
@@ -145,7 +162,8 @@ def open_dataset(
     if is_folder and next(folder.rglob('*.parquet'), None):
         data, is_folder = f'hfds/{data}', False
     reader, _, name = data.partition('/')
-    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) if reader == 'hfds' else {}
+    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) \
+        if reader in ('hfds', 'hfids') else {}
     if not is_folder and (not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds')):
         raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
     label: Any = 0
@@ -154,7 +172,7 @@ def open_dataset(
             require_hub()
         source = ('', data) if is_folder else (data, data_dir)
         dataset = create_dataset(*source, split=split, class_map=class_map, **columns)
-        if columns and len(dataset):
+        if reader == 'hfds' and len(dataset):
             _, label = dataset.reader[0]
     except ImportError as e:
         extra = "pip install 'timm_selfconv[data]' first" if columns else 'needs a package that is not installed'
@@ -175,6 +193,12 @@ def open_dataset(
     return PictureDataset('', dataset.reader) if isinstance(dataset, ImageDataset) else dataset
 
 
+def check_numbered(dataset: Any) -> None:
+    """Raise a ValueError for a stream, whose pictures have no numbers."""
+    if isinstance(dataset, IterableDataset):
+        raise ValueError("data: is a stream, which eval takes, needs pictures by number, e.g. 'hfds/...'")
+
+
 def data_name(data: str) -> str:
     """A dataset as model cards name it: a folder without the path to it."""
     folder = Path(data.removeprefix('hfds/'))
@@ -186,11 +210,12 @@ def sample_pictures(
     """Sample pictures of a dataset, see :func:`open_dataset`, evenly spaced: a sorted one gives all of its classes.
 
     Raises:
-        ValueError: If the dataset can't be had, or no picture is asked for.
+        ValueError: If the dataset can't be had or is a stream, or no picture is asked for.
     """
     if count < 1:
         raise ValueError(f'count={count}: needs at least 1')
     dataset = open_dataset(data, split, data_dir, input_key, None)
+    check_numbered(dataset)
     count = min(count, len(dataset))
     numbers = trange(count, desc='pictures', leave=False, disable=None)
     return [dataset[i * len(dataset) // count][0].convert('RGB') for i in numbers]
@@ -207,13 +232,13 @@ def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
 
 def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
     """Pictures of any size as a model's configuration says it takes them, shape (B, C, height, width)."""
-    transform = create_transform(**data_config(model))
+    transform = picture_transform(model)
     return torch.stack([transform(image) for image in images])
 
 
 def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
     """Undo the normalisation of a net's input, shape (C, height, width): RGB, shape (height, width, 3), from 0 to 1."""
-    config = resolve_data_config({}, model=model)
+    config = data_config(model)
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 
@@ -245,9 +270,10 @@ def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:
         device: Device for the images.
 
     Raises:
-        ValueError: If pictures can't be read; they are named, three at most.
+        ValueError: If it is a stream, or pictures can't be read; they are named, three at most.
     """
-    dataset.transform = create_transform(**data_config(model), normalize=False)
+    check_numbered(dataset)
+    dataset.transform = picture_transform(model, normalize=False)
     rows, unreadable = [], []
     for i in trange(len(dataset), desc='reading', unit='picture', leave=False, disable=None):
         try:

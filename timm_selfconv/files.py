@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, Type, Union
 
-__all__ = ['check_new', 'new_folder', 'os_errors', 'replace_file', 'sha256', 'write_new']
+__all__ = ['PICTURES', 'check_new', 'new_folder', 'os_errors', 'replace_file', 'sha256', 'write_new']
 
 PathLike = Union[str, Path]
+PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')  # names of those taken of a folder end so
 NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF)  # of network file systems, and of Windows
 
 

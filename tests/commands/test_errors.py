@@ -60,7 +60,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     (['run', 'nowhere.py'], "script='nowhere.py'"),
     ([*PRUNE, '--heads', '0:1;2'], "'0:1;2': needs LAYER:HEAD,HEAD"),
     ([*PRUNE, '--heads', '0:1', '0:2'], 'needs each layer once'),
-    ([*PRUNE, '--keep', '6', '--data', '.', '--count', '0'], '--count: 0: needs a whole number above 0'),
+    ([*PRUNE, '--keep', '6', '--data', '.', '--count', '0'], "--count: '0': needs a whole number above 0"),
     (['prune', 'sa_learned_tiny_cifar', '--output', 'out'], 'say which heads to prune'),
     *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: cannot be loaded') for file in (
         'text.pt', 'text.safetensors', 'tensor.pt', 'module.pt', 'other.pt', 'state.pt')),
@@ -83,6 +83,15 @@ HEADS, EVAL, FIGURES, PRUNE = (
     *(([*FIGURES, '--run', f'runs/{name}'], f"run='runs/{name}': checkpoint-0.pth.tar is no checkpoint")
       for name in ('text', 'tensor', 'other', 'folder')),
     ([*FIGURES, '--run', ''], "run=''"),
+    ([*FIGURES, '--run', 'sa_learned_tiny_cifar'],
+     'sa_learned_tiny_cifar.history.json: is of another net, sa_learned_tiny_cifar, than sa_quadratic_tiny_cifar'),
+    *((['figures', 'san_pairwise_cifar', '--images', 'data/test/cat/0.png', '--out', 'out', *words],
+       f'{words[0][2:]}: not for vector attention') for words in (
+        ['--run', 'run'], ['--query', '1', '1'], ['--part', 'position'], ['--versus', 'sa_quadratic_tiny_cifar'])),
+    ([*FIGURES, '--data', 'data', '--count', 'x'], "--count: 'x': needs a whole number above 0"),
+    (['heads', 'sa_learned_cifar.cifar'], "there are ['sa_learned_cifar.cifar10', 'sa_learned_cifar.from_quadratic"),
+    (['bench', 'gmlp_ti16_224', '--untrained', '--img-size', '100', '--batch-size', '1'],
+     'img_size=100: MlpMixer does not take it'),
     (['curves', 'runs/words', '--out', 'out'], 'runs/words/summary.csv: needs numbers'),
     (['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/0.png', '--owner', 'nobody'],
      'nobody/resnet_tiny_cifar: '),

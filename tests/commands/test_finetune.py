@@ -10,6 +10,7 @@ from PIL import Image
 from pictures import fill
 from timm_selfconv.cli import main
 from timm_selfconv.data import classify, open_images
+from timm_selfconv.files import PICTURES
 from timm_selfconv.training import trainer
 from tiny_nets import SMALL
 
@@ -105,6 +106,15 @@ def test_teachers_pass_on(digits, tmp_path):
 def test_what_cannot_be_is_told_in_a_line(digits, tmp_path, refused, arguments, message):
     refused(message, ['finetune', *(word.format(digits=digits) for word in arguments), '--output', tmp_path / 'net'])
     assert not (tmp_path / 'net').exists()
+
+
+def test_pictures_of_every_kind_that_classify_takes_are_trained_on(tmp_path, capsys):
+    for number, file in enumerate(sorted(fill(tmp_path / 'own', ['cat', 'dog'], count=7).rglob('*.png'))):
+        image = Image.open(file).copy()
+        file.unlink()
+        image.save(file.with_suffix(PICTURES[number % len(PICTURES)]))
+    main(['finetune', NET, str(tmp_path / 'own'), '--output', str(tmp_path / 'net'), *BRIEF])
+    assert '12 pictures to train on, 2 to validate on' in capsys.readouterr().out
 
 
 def test_unreadable_pictures_are_named_before_training(tmp_path, capsys):

@@ -9,10 +9,13 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.models import save_for_hf
 
+from pictures import fill
 from timm_selfconv import weights
 from timm_selfconv.cli import main
 from timm_selfconv.commands.look import DEMO_MODEL
+from timm_selfconv.data import open_images, preprocess
 from timm_selfconv.weights.saving import save_weights
 
 
@@ -36,6 +39,31 @@ def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, fold
     main([*command, names[0]])
     out = capsys.readouterr().out
     assert '0.png' in out and 'probability' in out and "one of CIFAR-10's ten classes: airplane," in out
+    os.rename(names[0], f'{folder}/test/0[1].png')  # no pattern, as there is such a file
+    os.rename(names[1], f'{folder}/test/01.png')
+    main([*command[:-2], f'{folder}/test/0[1].png', f'{folder}/test/0*', '--json'])
+    assert [Path(row['picture']).name for row in json.loads(capsys.readouterr().out)] == [
+        '0[1].png', '01.png', '0[1].png']
+
+
+def test_grey_nets_see_grey_and_names_of_classes_stay(folder, tmp_path, capsys):
+    net = timm.create_model('sa_quadratic_tiny_cifar', in_chans=1, num_classes=2, embed_dim=8, mlp_dim=8, depth=1)
+    net.pretrained_cfg.update(num_classes=2, label_names=('1.10', '1e5'))
+    save_for_hf(net, tmp_path / 'net', safe_serialization=True)
+    name, picture = f"local-dir:{tmp_path / 'net'}", f'{folder}/test/3/0.png'
+    main(['classify', name, picture, '--topk', '2'])
+    assert {'1.10', '1e5'} < set(capsys.readouterr().out.split())
+    with Image.open(picture) as image:
+        image.convert('L').save(f'{folder}/grey.png')
+    seen = [preprocess(net, open_images([file])) for file in (picture, f'{folder}/grey.png')]
+    assert seen[0].shape == (1, 1, 32, 32) and torch.equal(*seen)
+    fill(tmp_path / 'pictures', ['1.10', '1e5'], count=5)
+    main(['eval', name, '--data', str(tmp_path / 'pictures')])
+    assert {'1.10', '1e5'} < set(capsys.readouterr().out.split())
+    main(['finetune', 'sa_quadratic_tiny_cifar', str(tmp_path / 'pictures'), '--checkpoint',
+          str(tmp_path / 'net' / 'model.safetensors'), '--output', str(tmp_path / 'tuned'), 'epochs=1', 'batch_size=2',
+          'model_kwargs={in_chans: 1, embed_dim: 8, mlp_dim: 8, depth: 1, num_classes: 2}'])
+    assert 'validation' in (tmp_path / 'tuned' / 'README.md').read_text()
 
 
 def test_heads(checkpoint, capsys):

@@ -174,7 +174,7 @@ def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, encodin
         rows.append(dict(epochs=epochs, train_loss=1., heads=heads_of(net, (16, 16))))
         wanted.append(position_blobs(net, (16, 16)))
         net.init_weights()
-    write_history(tmp_path / 'history.json', 'net', [16, 16], rows)
+    write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
     blobs, grid = figures.training_blobs(net, tmp_path, columns=3)
     assert grid == (16, 16) and list(blobs) == [0, 4, 7]
     for epochs, layers in blobs.items():
@@ -184,7 +184,7 @@ def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, encodin
     figure = figures.figure_training(blobs, grid)
     assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '4 epochs', '7 epochs']
     rows = [dict(row, epochs=0.3328 * row['epochs']) for row in rows]  # after parts of an epoch
-    write_history(tmp_path / 'history.json', 'net', [16, 16], rows)
+    write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
     figure = figures.figure_training(*figures.training_blobs(net, tmp_path, columns=3))
     assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '1.33 epochs', '2.33 epochs']
     other = timm.create_model('sa_quadratic_cifar', num_heads=3, encoding=encoding, **SMALL)

@@ -47,7 +47,7 @@ def test_of_a_folder_train_only_a_share_is_held_out(tmp_path):
 @pytest.mark.parametrize('folders,message', [
     ({'.': dict(cat=3)}, r"needs 2 classes at least, has \['cat'\]"),
     ({'.': dict(cat=3, dog=0, eel=0)}, r"needs pictures \(.png.*has none of \['dog', 'eel'\]"),
-    ({'.': dict(cat=0, dog=0)}, r"needs pictures \(.png, .jpg, .jpeg\) in .*CLASS, has none"),
+    ({'.': dict(cat=0, dog=0)}, r"needs pictures \(.png, .jpg, .jpeg, .*\) in .*CLASS, has none"),
     ({'.': dict(cat=3, dog=1)}, r"needs 2 pictures of 'dog', one to hold out, has 1"),
     ({'train': dict(cat=3, dog=3), 'val': dict(cat=3, cow=1)}, r"val': .*on, \['cat', 'dog'\], has \['cat', 'cow'"),
     ({'train': dict(cat=3, dog=3), 'val': dict(cat=3)}, r"val': .* train on, \['cat', 'dog'\], has \['cat'\]"),

@@ -60,7 +60,7 @@ def one_epoch(training):
     (['img_sizes={5: 18}'], r'img_sizes={5: 18}: .*multiples of 4'),
     (['hardest_half={5: 18}'], r'hardest_half={5: 18}: .*multiples of 4'),
     (['--device', 'abacus'], r"device='abacus': .*abacus"),
-    (['--batches', '0'], r"--batches: 0: needs a whole number above 0"),
+    (['--batches', '0'], r"--batches: '0': needs a whole number above 0"),
     (['opt=adahessian'], r"opt='adahessian': needs second derivatives"),
     (['opt=foo'], r"opt='foo': "),
     (['torchcompile=foo'], r"torchcompile='foo': "),

@@ -47,8 +47,11 @@ def hub(server, client):
 
 @pytest.fixture
 def publish(tmp_path):
-    Image.new('RGB', (40, 40), 'red').save(tmp_path / 'red.png')
-    return lambda *words: main(['publish', *words, '--images', str(tmp_path / 'red.png')])
+    files = [tmp_path / folder / 'red.png' for folder in ('a', 'b')]
+    for file in files:
+        file.parent.mkdir()
+        Image.new('RGB', (40, 40), 'red').save(file)
+    return lambda *words: main(['publish', *words, '--images', *map(str, files)])
 
 
 def sent(hub):
@@ -105,7 +108,8 @@ def test_the_zoo_as_folders(tmp_path, publish, refused):
         card = (folder / 'README.md').read_text()
         assert card.index('import timm_selfconv') < card.index('create_model') and 'bibtex' in card
         assert (folder / 'explorer.html').is_file() == (name == DRAWN)
-    refused('exists', ['publish', ONE, '--folder', tmp_path / 'zoo', '--images', tmp_path / 'red.png'])
+    assert '"red (2)"' in (tmp_path / 'zoo' / DRAWN / 'explorer.html').read_text()
+    refused('exists', ['publish', ONE, '--folder', tmp_path / 'zoo', '--images', tmp_path / 'a' / 'red.png'])
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from timm_selfconv.files import check_new
 
 def natural(text: str) -> int:
     """A whole number above 0."""
-    if int(text) < 1:
-        raise ArgumentTypeError(f'{text}: needs a whole number above 0')
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f'{text!r}: needs a whole number above 0')
     return int(text)
 
 
@@ -107,8 +107,9 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
     except Exception as e:  # a file that is broken raises anything, a pickle above all
         if checkpoint is None and ':' not in name:  # its own weights, or none: anything but this is a bug
             if isinstance(e, (RuntimeError, OSError)):
-                raise ValueError(
-                    f'model={name!r}: cannot be loaded; --untrained takes it as it is before training ({e})') from e
+                tags = timm.list_models(f'{name.partition(".")[0]}.*', pretrained=True) if '.' in name else [name]
+                instead = '--untrained takes it as it is before training' if name in tags else f'there are {tags}'
+                raise ValueError(f'model={name!r}: cannot be loaded; {instead} ({e})') from e
             raise
         source = f'model={name!r}' if checkpoint is None else f'checkpoint={checkpoint!r}'
         run = Path(checkpoint or '').parent

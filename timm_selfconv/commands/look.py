@@ -14,11 +14,11 @@ from typing import List, Sequence
 from tabulate import tabulate
 from tqdm import tqdm
 
+from timm_selfconv.files import PICTURES
 from ._shared import add_data, add_fuse, add_model, add_output, checkpoint, create_model, fused, model_name, natural, \
     picture
 
 DEMO_MODEL = 'sa_quadratic_tiny_cifar'
-PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')  # taken of a folder
 
 
 def add_classify(parser: ArgumentParser) -> None:
@@ -39,7 +39,8 @@ def find_pictures(words: Sequence[str]) -> List[str]:
         elif Path(word).is_dir():
             paths += [str(file) for file in sorted(Path(word).rglob('*')) if file.suffix.lower() in PICTURES]
         else:
-            paths += sorted(glob.glob(word, recursive=True)) or [word]
+            found = [] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
+            paths += [path for path in found if not Path(path).is_dir()] or [word]
     if not any(Path(path).is_file() for path in paths):
         raise ValueError(f'images={words}: needs at least one picture file, or a folder with {", ".join(PICTURES)}')
     return paths
@@ -67,7 +68,7 @@ def run_classify(args: Namespace) -> None:
         names = label_names(model)
         known = "CIFAR-10's ten classes" if names == CIFAR10_CLASSES else f'{model.num_classes} classes'
         told = textwrap.shorten(f'This net takes each picture for one of {known}: {", ".join(names) or "unnamed"}', 400)
-        print(f"{tabulate(rows, headers='keys', floatfmt='.3f')}\n\n{told}")
+        print(f"{tabulate(rows, headers='keys', floatfmt='.3f', disable_numparse=[0, 1])}\n\n{told}")
     if errors:
         print('\n'.join(errors), file=sys.stderr)
         sys.exit(1)

@@ -36,7 +36,7 @@ def run_eval(args: Namespace) -> None:
         return
     print(f'{args.model}: top-1 {result.top1:.4f}, top-5 {result.top5:.4f} on {result.images} images, '
           f'{result.images_per_second:.0f} images a second')
-    print(tabulate(result.per_class.items(), headers=('class', 'accuracy'), floatfmt='.3f'))
+    print(tabulate(result.per_class.items(), headers=('class', 'accuracy'), floatfmt='.3f', disable_numparse=[0]))
 
 
 def add_bench(parser: ArgumentParser) -> None:

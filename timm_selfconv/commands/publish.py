@@ -6,7 +6,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ._shared import picture
-from .look import demo_pictures
+from .look import demo_pictures, distinct_names
 
 
 def add_publish(parser: ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run_publish(args: Namespace) -> None:
     from timm_selfconv.look.repository import write_repository
     from timm_selfconv.weights.publishing import publish
 
-    pictures = dict(zip((path.stem for path in paths), open_images(paths)))
+    pictures = dict(zip(distinct_names([path.stem for path in paths]), open_images(paths)))
     for name in tqdm(names, unit='net', leave=False, disable=None):
         relatives = [other for other in names if other != name]
         if args.output:

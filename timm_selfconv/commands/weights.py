@@ -166,13 +166,13 @@ def run_prune(args: Namespace) -> None:
         raise ValueError(f'data={args.data!r}: needs --keep, the numbers of heads; nothing else looks at images')
     if args.heads and len(dict(args.heads)) < len(args.heads):
         raise ValueError(f'heads={args.heads}: needs each layer once')
-    from timm.data import resolve_data_config
+    from timm.models._input import get_model_input_config
     from timm_selfconv.weights import saving
     from timm_selfconv.measure.counting import count
 
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     pruned, rows = prune(model, args)
-    input_size = resolve_data_config({}, model=model)['input_size']
+    input_size = get_model_input_config(model)['input_size']
     before, after = count(model, input_size), count(pruned, input_size)
     saving.save_folder(pruned, args.output)
     use, train = f'local-dir:{args.output}', train_on_command(args.output)

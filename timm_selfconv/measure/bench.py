@@ -233,7 +233,7 @@ def bench(
         (if asked for).
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or the net does not take images of this size.
     """
     if dtype not in ('float32', 'bfloat16'):
         raise ValueError(f"dtype={dtype!r}: needs 'float32' or 'bfloat16'")
@@ -261,12 +261,18 @@ def bench(
         steps[against] = switched(against)(step(net, images, train))
     elif in_linears is not None:
         steps['released algorithm'] = step(in_linears, images, train)
-    steps['timm' if convit else 'timm_selfconv'] = step(net, images, train)
+    ours = type(net).__module__.startswith('timm_selfconv')
+    steps['timm_selfconv' if ours else 'timm'] = step(net, images, train)
     if convit or fuse:
         steps['fused'] = step(theory.fuse(net), images, train)
     limits = [gemm_limit(in_linears, images, train)] if in_linears is not None else []
     with contextlib.nullcontext() if train else torch.inference_mode():
-        memory = [peak_memory(function, first.device) for function in [*steps.values(), *limits]]  # first calls, too
+        try:  # these are the first calls, too
+            memory = [peak_memory(function, first.device) for function in [*steps.values(), *limits]]
+        except (AssertionError, RuntimeError) as e:
+            if ours:
+                raise
+            raise ValueError(f'img_size={img_size}: {type(net).__name__} does not take it ({e})') from e
         seconds, turns = time_interleaved([*steps.values(), *limits], min_run_time)
     return [
         Speed(path, img_size, batch_size, dtype, turns, batch_size / s,

@@ -6,11 +6,10 @@ from typing import Any, Dict, Optional
 
 import torch
 import torch.nn as nn
-from torch.utils.data import IterableDataset
-from timm.data import create_loader
+from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm, trange
 
-from timm_selfconv.data import class_names, data_config, match_classes, open_dataset
+from timm_selfconv.data import class_names, match_classes, open_dataset, picture_transform
 
 __all__ = ['Evaluation', 'evaluate', 'is_cifar10_test']
 
@@ -82,8 +81,8 @@ def evaluate(
     classes = None if class_map else match_classes(model, dataset)
     if classes is not None:
         dataset.target_transform = classes.__getitem__
-    loader = create_loader(
-        dataset, batch_size=batch_size, use_prefetcher=False, num_workers=0, **data_config(model))
+    dataset.transform = picture_transform(model)
+    loader = DataLoader(dataset, batch_size)
     model = model.to(on).eval()
     predictions, labels = [], []
     start = time.perf_counter()

@@ -6,8 +6,9 @@ from typing import Dict, Optional, Sequence, Tuple
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from timm.data import resolve_data_config
 from torchvision.transforms.v2.functional import pad
+
+from timm_selfconv.data import data_config
 
 __all__ = ['Augment', 'at_size', 'padded_crop', 'random_erasing', 'random_resized_crop', 'size_of_epoch']
 
@@ -85,7 +86,7 @@ class Augment:
     """From uint8 images, shape (B, C, H, W), to what the net sees, on their device."""
 
     def __init__(self, args: argparse.Namespace, model: nn.Module, device: torch.device):
-        config = resolve_data_config({}, model=model)
+        config = data_config(model)
         self.args = args
         self.mean, self.std = (torch.tensor(config[k], device=device).view(1, -1, 1, 1) for k in ('mean', 'std'))
 

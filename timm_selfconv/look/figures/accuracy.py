@@ -64,5 +64,5 @@ def figure_accuracy(runs: Dict[str, Sequence[Tuple[float, float]]]) -> Figure:
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color='0.9', linewidth=0.5)
-    ax.legend(title='run, and its last epoch', title_fontsize=6)
+    ax.legend(handles=ax.lines, title='run, and its last epoch', title_fontsize=6)
     return figure

@@ -114,9 +114,11 @@ def training_blobs(
     history = find_history(run)
     if history is not None:
         blobs, grid = history_blobs(history, columns)
-        given = position_blobs(model, grid)
-        if given is None or any([len(x.centers) for x in given] != [len(x.centers) for x in b] for b in blobs.values()):
-            raise ValueError(f'{history}: is of another net than {type(model).__name__} as given')
+        name = read_history(history)['model'].partition('.')[0]
+        own = getattr(model, 'pretrained_cfg', {}).get('architecture', name)
+        heads = [len(x.centers) for x in position_blobs(model, grid) or ()]
+        if own != name or any([len(x.centers) for x in layers] != heads for layers in blobs.values()):
+            raise ValueError(f'{history}: is of another net, {name}, than {own} as given')
         return blobs, grid
     if encoding_blobs(model) is None:
         raise ValueError(

@@ -88,11 +88,15 @@ def draw_figures(
 
     Raises:
         ValueError: If the net has no attention that can be read, looks at content and there are no images, the query is
-            not on the grid, two images have one name, or the run is of another net.
+            not on the grid, two images have one name, the run is of another net, or something does not apply to it.
     """
     if len({*names, f'{WINDOW}x{WINDOW}'}) <= len(names):
         raise ValueError(f'names={list(names)}: needs a name of its own for each image, none of them {WINDOW}x{WINDOW}')
     vector = has_footprints(model)
+    if vector:
+        given = [name for name, value in dict(query=query, run=run, versus=versus).items() if value]
+        if given or part != 'both':
+            raise ValueError(f'{", ".join(given or ["part"])}: not for vector attention, which has footprints only')
     content = vector or (looks_at_content(model) and part != 'position')
     if images is None:
         if content:
@@ -138,5 +142,5 @@ def draw_figures(
             single = [m[0] for m in class_attention(model, image[None])]
             figures[f'class-{name}'] = figure_average(single, picture=picture, net=net)
     if history is not None:
-        figures['training'] = figure_training(history[0], history[1] or grids[0], net)
+        figures['training'] = figure_training(history[0], history[1] or grids[0], f'{net}; training of {run}')
     return figures
