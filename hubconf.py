@@ -8,7 +8,7 @@ import timm
 
 import timm_selfconv.models
 
-dependencies = ['torch', 'torchvision', 'timm', 'fvcore', 'huggingface_hub', 'safetensors']
+dependencies = ['torch', 'torchvision', 'timm', 'huggingface_hub', 'safetensors']
 
 globals().update({
     name: functools.update_wrapper(functools.partial(timm.create_model, name), timm.model_entrypoint(name))

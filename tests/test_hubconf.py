@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import timm
 import torch
 
@@ -11,6 +14,11 @@ def test_every_model_is_listed_and_described(repo):
     assert sorted(listed) == sorted(zoo_names())
     for name in listed:
         assert getattr(hubconf, name).__doc__ == timm.model_entrypoint(name).__doc__ and getattr(hubconf, name).__doc__
+
+
+def test_dependencies_are_what_nets_need(repo):
+    subprocess.run([sys.executable, '-c', 'import sys, hubconf; assert set(hubconf.dependencies) <= set(sys.modules)'],
+                   cwd=repo, check=True)
 
 
 def test_models_load(repo):

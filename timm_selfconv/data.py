@@ -126,9 +126,11 @@ def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
     names = list(label_names(model))
     if not names or len(names) != getattr(model, 'num_classes', len(names)) or not labels:
         return None
-    classes = {plain(str(name)): i for i, name in enumerate(names)}
-    if all(plain(name) in classes for name in labels):
-        return {label: classes[plain(name)] for name, label in labels.items()}
+    for spelled in (str, plain):  # as they are, else loosely, where that leaves them distinct
+        classes = {spelled(name): i for i, name in enumerate(names)}
+        wanted = {spelled(name) for name in labels}
+        if len(classes) == len(names) and len(wanted) == len(labels) and wanted <= classes.keys():
+            return {label: classes[spelled(name)] for name, label in labels.items()}
     if all(name.isdecimal() for name in labels):  # folders 0, 1, 2, ...
         return {label: int(name) for name, label in labels.items()}
     raise ValueError(

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import timm
 import torch
@@ -5,7 +7,7 @@ import torch.nn as nn
 from PIL import Image
 
 from timm_selfconv import weights
-from timm_selfconv.data import open_images
+from timm_selfconv.data import match_classes, open_images
 from timm_selfconv.measure import evaluation
 from timm_selfconv.measure.evaluation import evaluate
 from timm_selfconv.measure.tables import zoo_counts
@@ -60,6 +62,23 @@ def test_folders_are_matched_by_name_not_by_position(tmp_path):
         evaluate(RedMeter(), str(tmp_path))
     (tmp_path / 'map.txt').write_text('\n'.join(CIFAR10_CLASSES).replace('ship', 'boat'))
     assert evaluate(RedMeter(), str(tmp_path), class_map=str(tmp_path / 'map.txt')).top1 == 1
+
+
+@pytest.mark.parametrize('names,labels,classes', [
+    (['A', 'a', 'b'], ['A', 'a', 'b'], {0: 0, 1: 1, 2: 2}),
+    (['a_b', 'a-b'], ['a-b', 'a_b'], {0: 1, 1: 0}),
+    (['Cat', 'fire truck'], ['cat', 'fire_truck'], {0: 0, 1: 1}),
+    (['A', 'a', 'b'], ['B', 'a'], None),  # loosely, A and a are one
+    (['a', 'b'], ['A', 'a', 'b'], None),
+])
+def test_names_are_matched_loosely_only_where_that_keeps_them_apart(names, labels, classes):
+    model = SimpleNamespace(pretrained_cfg=dict(label_names=names))
+    dataset = SimpleNamespace(class_to_idx={name: i for i, name in enumerate(labels)})
+    if classes is None:
+        with pytest.raises(ValueError, match="classes: the dataset's are"):
+            match_classes(model, dataset)
+    else:
+        assert match_classes(model, dataset) == classes
 
 
 def test_an_unsorted_folder_has_no_classes(tmp_path):

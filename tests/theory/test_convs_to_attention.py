@@ -126,7 +126,29 @@ def test_the_error_is_that_of_what_the_nets_return():
     assert report.error > 0.1
 
 
-@pytest.mark.parametrize('where', ['layer9', ['conv'], [], lambda name, conv: False])
+def test_nets_may_return_anything_and_read_a_convolution_s_weight():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 4, (3, 1), groups=2)
+
+        def forward(self, x):
+            return 0 * self.conv(x.to(self.conv.weight.device)), 3, None
+
+    odd = Odd()
+    attention, report = convs_to_attention(odd, input_size=(2, 9, 9))
+    assert report.error == 0 and torch.equal(attention.conv.weight, odd.conv.weight)
+
+
+def test_a_function_is_asked_of_convolutions_only():
+    """Not of what convolves by a function, as blur pooling does."""
+    net = timm.create_model('resnetblur18', device='meta')
+    _, report = convs_to_attention(
+        timm.create_model('resnetblur18'), lambda name, conv: conv.kernel_size == (3, 3), input_size=(3, 64, 64))
+    assert report.convs == sum(conv.kernel_size == (3, 3) for conv in convolutions(net)) == 16
+
+
+@pytest.mark.parametrize('where', ['layer9', ['conv'], [], ['layer2', 'layr3'], lambda name, conv: False])
 def test_somewhere_there_must_be_convolutions(where):
     with pytest.raises(ValueError, match=r'has no convolutions in where=.*, but in conv1, layer1\.0\.conv1'):
         convs_to_attention(MODEL, where)

@@ -8,10 +8,11 @@ import timm.loss
 import timm.task
 import torch
 import torch.nn.functional as F
+from timm.layers import DropPath
 from torch._dynamo import register_backend
 
 from timm_selfconv.data import load_images, open_dataset
-from timm_selfconv.training import trainer
+from timm_selfconv.training import augment, trainer
 from timm_selfconv.training.augment import at_size
 from timm_selfconv.training.net import create_net
 from timm_selfconv.training.recipes import read_recipe
@@ -54,6 +55,11 @@ def one_epoch(training):
     (['initial_checkpoint=nowhere.safetensors'], r'nowhere.safetensors'),
     (['initial_checkpoint=/etc/passwd'], r"initial_checkpoint='/etc/passwd'"),
     (['stem_whitening=0.5', 'initial_checkpoint={net}'], 'stem_whitening=0.5: needs a net from scratch'),
+    (['stem_whitening=0.5', 'pretrained=true', 'model_kwargs={}'], 'stem_whitening=0.5: .*pretrained is True'),
+    (['model=crossvit_9_240', 'stem_whitening=1', 'model_kwargs={}', 'img_sizes={}'], 'stem_whitening=1.0: '),
+    (['model=mixer_s32_224', 'model_kwargs={}', 'img_sizes={}', 'img_size=32'], 'img_size=32: .*requires .224, 224'),
+    (['crop_padding=32', 'crop_padding_mode=reflect'], 'crop_padding=32: needs less than the 32 pixels'),
+    (['decay_milestones=[a]'], r"decay_milestones=\['a'\]: needs whole numbers"),
     (['kd_model_name=sa_learned_h16_cifar'], r'has no trained weights yet'),
     (['kd_maps={0: 1}'], r'kd_maps={0: 1}: layer 1, .* its teacher \(kd_model_name\) has 0'),
     (['kd_model_name=resnet_tiny_cifar', 'kd_maps={9: 1}'], r'kd_maps={9: 1}: layer 9, .* net has 6'),
@@ -70,6 +76,51 @@ def test_what_does_not_fit_is_refused(tmp_path, refused, more, message):
     torch.save(timm.create_model('sa_quadratic_tiny_cifar').state_dict(), tmp_path / 'net.pth')
     refused(message, tmp_path / 'run', *(word.replace('{net}', str(tmp_path / 'net.pth')) for word in more))
     assert not (tmp_path / 'run').exists()
+
+
+def test_flips_are_left_for_right_and_margins_as_the_recipe_says(training, monkeypatch):
+    still, seen = training('hflip=1', 'crop_padding=0', 'crop_padding_mode=reflect'), []
+    monkeypatch.setattr(augment, 'padded_crop', lambda x, *more: seen.append(more) or x)
+    x = still.images[:3]
+    torch.testing.assert_close(still.augment(x), still.augment.normalize(x.flip(3)))
+    assert seen == [(0, 'reflect')]
+
+
+def test_erasing_and_interpolation_reach_the_images(training, monkeypatch):
+    seen = []
+    monkeypatch.setattr(augment, 'random_erasing', lambda x, p: seen.append(p) or x)
+    monkeypatch.setattr(augment, 'random_resized_crop', lambda x, *more: seen.append(more[2]) or x)
+    each = training('reprob=0.25', 'train_interpolation=bicubic')
+    each.augment(each.images[:2])
+    assert seen == ['bicubic', 0.25]
+
+
+def test_the_average_is_that_of_the_weights(training):
+    """timm's begins with the first step's."""
+    each, states = training(*STILL, 'lr=0.5', 'batch_size=12', 'model_ema=true', 'model_ema_decay=0.75'), []
+    each.optimizer.register_step_post_hook(lambda *_: states.append(copy.deepcopy(each.model.state_dict())))
+    one_epoch(each)
+    wanted = {k: torch.lerp(states[0][k], v, 0.25) for k, v in states[1].items()}
+    torch.testing.assert_close(dict(each.result.state_dict()), wanted)
+
+
+def test_validation_counts_in_eval_mode(training):
+    each = training('drop=0.5')
+    each.model.train()
+    told = each.validate((each.images, each.labels))
+    logits = each.model.eval()(each.augment.normalize(each.images))
+    order = logits.argsort(1, descending=True)
+    for k in (1, 5):
+        right = (order[:, :k] == each.labels[:, None]).any(1).float().mean()
+        assert told[f'eval_top{k}'] == pytest.approx(100 * float(right))
+    assert told['eval_loss'] == pytest.approx(float(F.cross_entropy(logits, each.labels)), rel=1e-4)
+
+
+def test_rates_of_dropout_and_mixing_are_the_recipe_s(training):
+    each = training('drop=0.3', 'drop_path=0.2', 'cutmix=1', 'mixup=0.4', 'mixup_prob=0.7')
+    assert each.model.blocks[0].attn.proj_drop.p == 0.3
+    assert max(m.drop_prob for m in each.model.modules() if isinstance(m, DropPath)) == pytest.approx(0.2)
+    assert (each.mixup.mixup_alpha, each.mixup.cutmix_alpha, each.mixup.mix_prob) == (0.4, 1., 0.7)
 
 
 @pytest.mark.slow

@@ -127,6 +127,11 @@ class ConvAttention(nn.Module):
     def num_heads(self) -> int:
         return len(self.centers)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The heads' values as a convolution's weight, shape (out_channels, in_channels // groups, *kernel_size)."""
+        return self.value_weight.permute(1, 2, 0).unflatten(2, self.kernel_size)
+
     def extra_repr(self) -> str:
         text = f'{self.in_channels}, {self.out_channels}, heads={self.num_heads}, kernel_size={self.kernel_size}'
         for name, default in (('stride', (1,)), ('padding', (0,)), ('dilation', (1,))):

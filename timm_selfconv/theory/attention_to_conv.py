@@ -174,7 +174,8 @@ def attention_to_conv(
         is to the attention, computed in float64.
 
     Raises:
-        ValueError: If the layer looks at content, or an argument is out of range.
+        ValueError: If the layer looks at content, an argument is out of range, or its linear maps have hooks or an
+            adapter that does not merge.
     """
     if isinstance(attn, ConvAttention):
         if (kernel_size, grid_size, padding_mode) != (None, None, None):
@@ -202,22 +203,19 @@ def attention_to_conv(
     if any(side % 2 == 0 or not 1 <= side <= limit for side, limit in zip(kernel, largest)):
         raise ValueError(f'kernel_size={kernel_size}: needs odd numbers up to {largest} on a grid of {grid_size}')
 
-    double = copy.deepcopy(attn).cpu().double().eval()
+    double = SelfAttention2d.fuse(copy.deepcopy(attn).cpu().double())  # its own fuse makes this convolution
     value = double.value.weight.detach().view(attn.dim, attn.num_heads, attn.dim)
     weight = torch.einsum('ohc,hij->ocij', value, head_kernels(attn, kernel))
-    if isinstance(double.proj, nn.Linear):
-        weight = torch.einsum('po,ocij->pcij', double.proj.weight.detach(), weight)
-    bias = double.proj(double.value.bias).detach()
     if padding_mode is None:
         padding_mode = 'reflect' if learned else 'replicate'
     padding = kernel[0] // 2, kernel[1] // 2
     conv = nn.Conv2d(attn.dim, attn.dim, kernel, padding=padding, padding_mode=padding_mode).to(weight)
-    conv.load_state_dict(dict(weight=weight, bias=bias))
+    conv.load_state_dict(dict(weight=weight, bias=double.value.bias))
     if inputs is None:
         inputs = torch.randn(2, *grid_size, attn.dim, generator=torch.Generator().manual_seed(0))
     mass = tuple(held_mass(patterns, kernel).tolist())
     report = ConvReport(kernel, mass, *relative_errors(double, conv, inputs.to(weight)))
-    return conv.to(attn.value.weight), report
+    return conv.to(next(attn.parameters())), report
 
 
 class ConvNhwc(nn.Module):

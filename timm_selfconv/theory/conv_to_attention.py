@@ -143,14 +143,14 @@ def measure(model: nn.Module, input_size: Sequence[int]) -> Tuple[int, List[str]
 
     A net that convolves itself goes by its class; the output is one row of all its tensors, in float64 on the CPU.
     """
-    model = copy.deepcopy(model).eval()
+    model = copy.deepcopy(model).eval().requires_grad_(False)
     x = torch.randn(1, *input_size, generator=torch.Generator().manual_seed(0))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         out = model(x.to(next(model.parameters())))
     flops = counter.get_flop_counts()
     names = [name for name in flops if name != 'Global' and torch.ops.aten.convolution in flops[name]]
     inner = [n for n in names if not any(m.startswith(n + '.') for m in names)]
-    row = torch.cat([t.flatten().cpu().double() for t in tree_leaves(out)])
+    row = torch.cat([t.flatten().cpu().double() for t in tree_leaves(out) if isinstance(t, torch.Tensor)])
     return counter.get_total_flops(), [n.partition('.')[2] or n for n in inner], row
 
 
@@ -179,15 +179,16 @@ def convs_to_attention(
         A copy of the net, the same in all but these convolutions, and what it costs.
 
     Raises:
-        ValueError: If no convolution is chosen, or some are that can't be replaced: transposed, with a forward of their
-            own (weight standardisation), with weights that other modules use too, or by a function.
+        ValueError: If no convolution is chosen, or none by one of the names or patterns, or some are that can't be
+            replaced: transposed, with a forward of their own (weight standardisation), with weights that other modules
+            use too, or by a function.
     """
     if input_size is None:
         input_size = get_model_input_config(model)['input_size']
     attention, chosen = copy.deepcopy(model), matcher(where)
     users = Counter(p for m in attention.modules() for p in m.parameters(recurse=False))
     replaced: Dict[nn.Module, nn.Module] = {}
-    kept = []
+    taken, kept = [], []
     for name, conv in attention.named_modules():
         if isinstance(conv, _ConvNd):
             if not chosen(name, conv):
@@ -199,9 +200,12 @@ def convs_to_attention(
                 replaced[conv] = to_attention(conv, alpha, content)
             except ValueError as e:
                 raise ValueError(f'model: convolution {name!r}: {e}') from e
-    if not replaced:
+            taken.append(name)
+    patterns = [] if where is None or callable(where) else [where] if isinstance(where, str) else list(where)
+    idle = [p for p in patterns if not any(matcher(p)(name, attention) for name in taken)]
+    if not taken or idle:
         raise ValueError(f'model={type(model).__name__}: has no convolutions' + (
-            f' in where={where!r}, but in {", ".join(kept)}' if kept else ''))
+            f' in where={idle or where!r}, but in {", ".join(kept)}' if kept else ''))
     for name, module in list(attention.named_modules(remove_duplicate=False)):
         if module in replaced and name:
             attention.set_submodule(name, replaced[module])
@@ -209,10 +213,12 @@ def convs_to_attention(
 
     flops_before, _, expected = measure(model, input_size)
     flops_after, convolving, out = measure(attention, input_size)
-    modules = dict(attention.named_modules())
-    functions = [n for n in convolving if n not in kept and (where is None or chosen(n, modules.get(n, attention)))]
-    if functions:
-        raise ValueError(f'model: convolves by functions, not by modules to replace, in {", ".join(functions)}')
+    if not callable(where):  # a function chooses of convolutions only
+        functions = [n for n in convolving if n not in kept and chosen(n, attention)]
+        if functions:
+            raise ValueError(
+                f'model: convolves by functions, not by modules to replace, in {", ".join(functions)}; where can leave '
+                'these out')
     return attention, ConversionReport(
         convs=len(replaced),
         heads=sum(m.num_heads for m in attention.modules() if isinstance(m, ConvAttention)),
@@ -220,5 +226,5 @@ def convs_to_attention(
         parameters_after=sum(p.numel() for p in attention.parameters()),
         flops_before=flops_before,
         flops_after=flops_after,
-        error=float((out - expected).norm() / expected.norm()),
+        error=float((out - expected).norm() / expected.norm().clamp(min=1e-300)),  # some give zeros before training
     )

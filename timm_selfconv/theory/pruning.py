@@ -1,5 +1,5 @@
 """Pruning of heads, appendix E of the paper: those whose Gaussian is next to flat, or next to a line; narrower ones."""
-from typing import Any, Dict, List, Mapping, Sequence, cast
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, cast
 
 import torch
 import torch.nn as nn
@@ -108,7 +108,7 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
             be merged.
     """
     numbers = [attn.num_heads for attn in block_attentions(model)]
-    if not isinstance(heads, Mapping):
+    if not isinstance(heads, Mapping) or not all(isinstance(dropped, Iterable) for dropped in heads.values()):
         raise ValueError(f'heads={heads!r}: needs a dictionary of heads by layer')
     for layer, dropped in heads.items():
         if layer not in range(len(numbers)):

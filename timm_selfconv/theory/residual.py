@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from timm.layers import to_2tuple
 
+from timm_selfconv.layers.conv_attention import tap_centers
+
 __all__ = ['ConvResidual', 'KernelSize', 'at_taps', 'conv_residual', 'grid_size', 'interior', 'tap_offsets']
 
 KernelSize = Union[int, Tuple[int, int]]
@@ -61,8 +63,8 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
     Returns:
         (row, column) offsets in pixels, shape (taps, 2).
     """
-    left, right, top, bottom = same_padding(kernel_size)
-    return torch.cartesian_prod(torch.arange(-top, bottom + 1), torch.arange(-left, right + 1))
+    same_padding(kernel_size)  # refuses what is no kernel size
+    return tap_centers(to_2tuple(kernel_size), (1, 1))
 
 
 def at_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:

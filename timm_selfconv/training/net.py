@@ -3,7 +3,9 @@ import argparse
 from typing import Any
 
 import timm
+from timm.data.model_config import resolve_input_data_config
 from timm.layers import to_2tuple
+from timm.models._input import get_model_input_config
 from timm.utils import random_seed
 
 from timm_selfconv.data import label_names, label_numbers, match_classes
@@ -38,11 +40,12 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
             model.pretrained_cfg.update(label_names=names or None, tag=None)
     size = args.img_size or args.model_kwargs.get('img_size')
     if size is not None:
-        if hasattr(model, 'set_input_size'):
-            with as_value_error(f'img_size={size}'):
+        with as_value_error(f'img_size={size}'):
+            if hasattr(model, 'set_input_size'):
                 model.set_input_size(img_size=size)
-        model.pretrained_cfg.update(
-            input_size=(model.pretrained_cfg['input_size'][0], *to_2tuple(size)), test_input_size=None, pool_size=None)
+            input_size = (get_model_input_config(model)['input_size'][0], *to_2tuple(size))
+            resolve_input_data_config(model, dict(input_size=input_size))  # refuses what the net does not take
+        model.pretrained_cfg.update(input_size=input_size, test_input_size=None, pool_size=None)
     for dataset in datasets:
         numbers = match_classes(model, dataset)
         if numbers is not None:

@@ -82,10 +82,15 @@ class Training:
         for name, labels in (('smallest', self.labels.min()), ('largest', self.labels.max())):
             if not 0 <= labels < self.model.num_classes:
                 raise ValueError(f'{name} label {int(labels)}: {args.model} has {self.model.num_classes} classes')
-        for name in ('img_sizes', 'hardest_half'):  # now, not in the epoch that a size begins with
-            with as_value_error(f'{name}={getattr(args, name)}'), torch.no_grad():
-                for size in getattr(args, name).values():
+        sizes: Dict[str, Any] = dict(
+            model=[None], img_sizes=args.img_sizes.values(), hardest_half=args.hardest_half.values())
+        for name in sizes:  # now, not in the epoch that a size begins with
+            with as_value_error(f'{name}={getattr(args, name)!r}'), torch.no_grad():
+                for size in sizes[name]:
                     self.model.eval()(at_size(self.images[:1] / 255, size))
+        side = min(self.images.shape[-2:])
+        if args.crop_padding_mode == 'reflect' and (args.crop_padding or 0) >= side:
+            raise ValueError(f'crop_padding={args.crop_padding}: needs less than the {side} pixels that it mirrors')
         self.augment = Augment(args, self.model, device)
         if args.stem_whitening is not None:
             self.whiten_stem()
@@ -131,13 +136,14 @@ class Training:
     def whiten_stem(self) -> None:
         """Begin with whitened patches, of 5,000 training images at the size of the first epoch."""
         args = self.args
-        if args.initial_checkpoint:
+        if args.initial_checkpoint or args.pretrained:
             raise ValueError(
-                f'stem_whitening={args.stem_whitening}: needs a net from scratch, initial_checkpoint is '
-                f'{args.initial_checkpoint!r}')
+                f'stem_whitening={args.stem_whitening}: needs a net from scratch, null leaves it out; pretrained is '
+                f'{args.pretrained}, initial_checkpoint {args.initial_checkpoint!r}')
         images = at_size(self.augment.normalize(self.images[:5000]), args.img_sizes.get(0))
-        stem: Any = self.model.get_submodule(self.model.pretrained_cfg['first_conv'])
-        whiten_stem(stem, images, args.stem_whitening)
+        with as_value_error(f'stem_whitening={args.stem_whitening}'):
+            stem: Any = self.model.get_submodule(self.model.pretrained_cfg['first_conv'])
+            whiten_stem(stem, images, args.stem_whitening)
 
     def heads(self) -> Optional[List[List[List[float]]]]:
         """Offsets and covariances of the heads, by layer, as :mod:`timm_selfconv.weights.history` has it."""
