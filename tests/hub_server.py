@@ -25,8 +25,9 @@ class Hub:
         repos: A list of commits per repository, each a dictionary from path to content; the last one is main.
         tags: Number of a commit, by repository and tag.
         requests: Method and path of each request, in order.
+        private: Repositories that only their owner can see.
         faults: What goes wrong: a pattern of method and path, with the status to answer with, or 'cut' to close the
-            connection in the middle of the body.
+            connection in the middle of a file, 'flipped' to change its last byte.
         etags: ETag of a repository's files, in the place of the right one.
     """
     address = ''
@@ -35,7 +36,7 @@ class Hub:
         self.clear()
 
     def clear(self):
-        self.repos, self.tags, self.requests, self.faults, self.etags = {}, {}, [], {}, {}
+        self.repos, self.tags, self.requests, self.private, self.faults, self.etags = {}, {}, [], set(), {}, {}
 
     def number(self, repo, revision):
         """Of a commit; None if there is no such revision."""
@@ -52,6 +53,8 @@ class Hub:
                 repo = f'{body["organization"]}/{body["name"]}'
                 status = 409 if repo in self.repos else 200
                 self.repos.setdefault(repo, [{}])
+                if body.get('private') or body.get('visibility') == 'private':
+                    self.private.add(repo)
                 return status, dict(url=f'{self.address}/{repo}', name=repo, id=repo)
             case 'POST', 'validate-yaml':
                 return 200, dict(errors=[], warnings=[])
@@ -100,19 +103,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif self.command in ('POST', 'DELETE') and self.headers.get('Authorization') != f'Bearer {TOKEN}':
             self.send(401, dict(error='log in'))
         elif words[2:3] == ['resolve']:
-            self.send_file('/'.join(words[:2]), words[3], '/'.join(words[4:]), fault == 'cut')
+            self.send_file('/'.join(words[:2]), words[3], '/'.join(words[4:]), fault)
         else:
             self.send(*self.hub.answer(self.command, words, [json.loads(line) for line in body.splitlines()]))
 
     do_HEAD = do_POST = do_DELETE = do_GET
 
-    def send_file(self, repo, revision, name, cut):
+    def send_file(self, repo, revision, name, fault):
         number = self.hub.number(repo, revision) if repo in self.hub.repos else None
         if number is None or name not in self.hub.repos[repo][number]:
             return self.send(404, {}, {'X-Error-Code': 'RepoNotFound' if number is None else 'EntryNotFound'})
         content = self.hub.repos[repo][number][name]
         etag = self.hub.etags.get(repo, git_blob(content))
-        self.send(200, content, {'X-Repo-Commit': f'{number:040x}', 'ETag': f'"{etag}"'}, cut)
+        if fault == 'flipped':
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        self.send(200, content, {'X-Repo-Commit': f'{number:040x}', 'ETag': f'"{etag}"'}, fault == 'cut')
 
     def send(self, status, content, headers=(), cut=False):
         content = content if isinstance(content, bytes) else json.dumps(content).encode()

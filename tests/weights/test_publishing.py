@@ -67,6 +67,7 @@ def tagged(hub, name, owner='org'):
 def test_publish_again_change_one(hub, publish, capsys):
     publish(ONE, '--owner', 'org')
     assert sent(hub) == dict(commits=1, tags=1, repositories=1)
+    assert not hub.private
     files = tagged(hub, ONE)
     assert files['model.safetensors'] == (WEIGHTS_DIR / f'{ONE}.safetensors').read_bytes()
     assert TOKEN not in str(files)
@@ -80,11 +81,13 @@ def test_publish_again_change_one(hub, publish, capsys):
     publish(ONE, '--owner', 'org')
     assert sent(hub)['commits'] == 1 and len(hub.repos[f'org/{ONE}']) == 3
     assert tagged(hub, ONE)['README.md'] != b'another'
+    publish(ONE, '--owner', 'own', '--private')
+    assert hub.private == {f'own/{ONE}'}
 
 
 @pytest.mark.parametrize('fault,status', [
     ('POST /api/repos/create', 401), ('POST .*/preupload', 403), ('POST .*/commit', 409), ('GET .*/refs', 500),
-    ('GET /org/.*/resolve', 'cut'), ('POST .*/tag', 429),
+    ('GET /org/.*/resolve', 'cut'), ('GET /org/.*/resolve/.*/README', 'flipped'), ('POST .*/tag', 429),
 ])
 def test_what_goes_wrong_on_the_hub_is_one_line_and_the_next_time_goes_on(hub, publish, capsys, fault, status):
     hub.faults[fault] = status

@@ -75,3 +75,10 @@ def test_what_is_no_net_is_not_published(tmp_path):
     for folder in (tmp_path, tmp_path / 'nowhere'):
         with pytest.raises(ValueError, match=rf"folder='{folder}': needs config.json and model.safetensors"):
             publishing.publish(folder, 'nobody/nothing')
+
+
+def test_a_weight_file_has_one_checksum_of_those_in_order(tmp_path):
+    for name, digit in (('b', '0'), ('c', '1'), ('b', '2'), ('a', '3')):
+        saving.record_checksum(tmp_path / f'{name}.safetensors', 64 * digit)
+    assert (tmp_path / 'SHA256SUMS').read_text() == ''.join(
+        f'{64 * digit}  {name}.safetensors\n' for name, digit in (('a', '3'), ('b', '2'), ('c', '1')))
