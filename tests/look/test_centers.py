@@ -166,7 +166,7 @@ def test_training_of_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
-def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, encoding):
+def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, monkeypatch, encoding):
     torch.manual_seed(0)
     net = timm.create_model('sa_quadratic_cifar', num_heads=2, encoding=encoding, **SMALL)
     rows, wanted = [], []
@@ -187,6 +187,10 @@ def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, encodin
     write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
     figure = figures.figure_training(*figures.training_blobs(net, tmp_path, columns=3))
     assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '1.33 epochs', '2.33 epochs']
+    monkeypatch.chdir(tmp_path)
+    for name, title in (('.: 1 epoch', '.: 1 epoch'), ('other', 'other; training of .')):
+        drawn = figures.draw_figures(net, net=name, run='.')['training']
+        assert any(text.startswith(f'{title}\n') for text in texts(drawn))
     other = timm.create_model('sa_quadratic_cifar', num_heads=3, encoding=encoding, **SMALL)
     with pytest.raises(ValueError, match=r'history.json: is of another net'):
         figures.training_blobs(other, tmp_path)

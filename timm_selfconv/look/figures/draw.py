@@ -142,5 +142,6 @@ def draw_figures(
             single = [m[0] for m in class_attention(model, image[None])]
             figures[f'class-{name}'] = figure_average(single, picture=picture, net=net)
     if history is not None:
-        figures['training'] = figure_training(history[0], history[1] or grids[0], f'{net}; training of {run}')
+        title = net if net.startswith(f'{run}:') else f'{net}; training of {run}'
+        figures['training'] = figure_training(history[0], history[1] or grids[0], title)
     return figures
