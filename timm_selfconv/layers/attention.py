@@ -12,11 +12,11 @@ from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .encodings.windows import gaussian_windows
 from .kernels import key_attention, map_attention, pixel_attention, separable_attention
 from .kernels.kernel import TINY, computed_by, hooked, kernel_dtype, switches
-from .kernels.positions import axis_probs, gather_by_factors, gather_by_maps
+from .kernels.positions import axis_probs, dense_scores, gather_by_factors, gather_by_maps
 from .parameters import ABSOLUTE, check_sizes, check_terms, select_parameter
 from .values import HeadValues
 
-__all__ = ['SelfAttention2d', 'dense_scores']
+__all__ = ['SelfAttention2d']
 
 # bytes of scores of all heads that are held at once, where nothing asks for whole maps
 CPU_MAP_BYTES = 2 ** 27
@@ -41,37 +41,6 @@ def check_input(x: torch.Tensor, dim: int, weight: Optional[torch.Tensor]) -> to
                 and torch.is_autocast_enabled(x.device.type)):
             raise TypeError(f"x of dtype {x.dtype}: needs the layer's, {weight.dtype}")
     return x
-
-
-@torch.fx.wrap
-@register_notrace_function
-def dense_scores(
-        query: Optional[torch.Tensor],
-        key: Optional[torch.Tensor],
-        rows: Optional[torch.Tensor],
-        cols: Optional[torch.Tensor],
-        cross: Optional[torch.Tensor],
-) -> torch.Tensor:
-    """Scores A of equation (8) up to a constant per query, from their parts; see :meth:`SelfAttention2d.score_parts`.
-
-    Returns:
-        At least float32, shape (B or 1, heads, Q W, H W), query before key; without content the largest is 0.
-    """
-    scores: Optional[torch.Tensor] = None
-    if rows is not None and cols is not None:
-        # of one, the largest would swallow the other's, and half precision both
-        rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
-        scores = rows[..., :, None] + cols[..., None, :]
-        if cross is not None:
-            scores = scores + cross
-            scores = scores - scores.detach().amax((-2, -1), keepdim=True)
-        scores = scores.flatten(4).flatten(2, 3)
-    if query is not None and key is not None:
-        content = query.flatten(2, 3) @ key.transpose(-2, -1)
-        content = content.to(torch.promote_types(content.dtype, torch.float32))
-        scores = content if scores is None else content + scores
-    assert scores is not None
-    return scores
 
 
 class SelfAttention2d(nn.Module):

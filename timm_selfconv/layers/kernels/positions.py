@@ -7,7 +7,8 @@ channels, (H, W, images channels), so that every product sees them as more of th
     backward    M_h = R_h x, G_h = C_h M_h and their gradients, all heads at once
 
 On small grids, CPUs that multiply bfloat16 are faster at two large products, ``A x`` with a query's heads side by side
-and its values, than at short ones over the keys of a row.
+and its values, than at short ones over the keys of a row. Where whole maps are asked for, of content too, their scores
+come from here.
 """
 import sys
 from typing import Any, Optional, Sequence, Tuple
@@ -20,11 +21,42 @@ from timm.layers import register_notrace_function
 from .kernel import TINY, Kernel, kernel_dtype
 
 __all__ = [
-    'axis_probs', 'gather_by_factors', 'gather_by_maps', 'map_attention', 'map_keys', 'maps_of_factors',
+    'axis_probs', 'dense_scores', 'gather_by_factors', 'gather_by_maps', 'map_attention', 'map_keys', 'maps_of_factors',
     'separable_attention',
 ]
 
 Gradients = Tuple[Optional[torch.Tensor], ...]
+
+
+@torch.fx.wrap
+@register_notrace_function
+def dense_scores(
+        query: Optional[torch.Tensor],
+        key: Optional[torch.Tensor],
+        rows: Optional[torch.Tensor],
+        cols: Optional[torch.Tensor],
+        cross: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """Scores A of equation (8) up to a constant per query, of what :meth:`SelfAttention2d.score_parts` gives.
+
+    Returns:
+        At least float32, shape (B or 1, heads, Q W, H W), query before key; without content the largest is 0.
+    """
+    scores: Optional[torch.Tensor] = None
+    if rows is not None and cols is not None:
+        # of one, the largest would swallow the other's, and half precision both
+        rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
+        scores = rows[..., :, None] + cols[..., None, :]
+        if cross is not None:
+            scores = scores + cross
+            scores = scores - scores.detach().amax((-2, -1), keepdim=True)
+        scores = scores.flatten(4).flatten(2, 3)
+    if query is not None and key is not None:
+        content = query.flatten(2, 3) @ key.transpose(-2, -1)
+        content = content.to(torch.promote_types(content.dtype, torch.float32))
+        scores = content if scores is None else content + scores
+    assert scores is not None
+    return scores
 
 
 @torch.fx.wrap
