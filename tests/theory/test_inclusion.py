@@ -166,6 +166,14 @@ def test_names_of_other_nets_are_refused(target):
         include(make_net(), target)
 
 
+def test_an_activation_that_has_no_name_needs_a_net_as_target():
+    net, wanted = (random_net(encoding, act_layer='gelu_tanh') for encoding in ('quadratic', 'quadratic_gen'))
+    with pytest.raises(ValueError, match=r"target='sa_quadratic_gen_cifar': cannot be made with .*gelutanh.*give a"):
+        include(net, 'sa_quadratic_gen_cifar')
+    x = noise(2, 3, 8, 8)
+    torch.testing.assert_close(include(net, wanted)(x), net(x))
+
+
 def test_other_nets_are_refused():
     resnet = timm.create_model('resnet18_cifar', device='meta')
     for model, target in ((resnet, make_net()), (make_net(), resnet)):

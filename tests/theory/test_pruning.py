@@ -109,6 +109,7 @@ def test_what_a_net_is_stays():
     ({0: [1, 1]}, 'each once'),
     ({1: [0, 3, 2, 1]}, 'no head of layer 1 would be left'),
     ([[0], [1]], r'heads=\[\[0\], \[1\]\]: needs a dictionary of heads by layer'),
+    ({0: 1}, r'heads=\{0: 1\}: needs a dictionary of heads by layer'),
 ])
 def test_heads_that_cannot_go_are_named(heads, match):
     with pytest.raises(ValueError, match=match):
