@@ -164,13 +164,13 @@ def open_dataset(
     if is_folder and next(folder.rglob('*.parquet'), None):
         data, is_folder = f'hfds/{data}', False
     reader, _, name = data.partition('/')
-    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) \
-        if reader in ('hfds', 'hfids') else {}
+    of_hub = reader in ('hfds', 'hfids')
+    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) if of_hub else {}
     if not is_folder and (not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds')):
         raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
     label: Any = 0
     try:
-        if reader in ('hfds', 'hfids') and not Path(name).exists():
+        if of_hub and not Path(name).exists():
             require_hub()
         source = ('', data) if is_folder else (data, data_dir)
         dataset = create_dataset(*source, split=split, class_map=class_map, **columns)
@@ -240,7 +240,7 @@ def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
 
 def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
     """Undo the normalisation of a net's input, shape (C, height, width): RGB, shape (height, width, 3), from 0 to 1."""
-    config = data_config(model)
+    config = resolve_input_data_config(model)
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 

@@ -13,7 +13,7 @@ from .encodings.windows import gaussian_windows
 from .kernels import key_attention, map_attention, pixel_attention, separable_attention
 from .kernels.kernel import TINY, computed_by, hooked, kernel_dtype, switches
 from .kernels.positions import axis_probs, dense_scores, gather_by_factors, gather_by_maps
-from .parameters import ABSOLUTE, check_sizes, check_terms, select_parameter
+from .parameters import ABSOLUTE, check_sizes, check_terms, head_channels, select_inputs, select_parameter
 from .values import HeadValues
 
 __all__ = ['SelfAttention2d']
@@ -177,7 +177,7 @@ class SelfAttention2d(nn.Module):
         The output loses what the others added to it, nothing else.
         """
         index = torch.tensor(heads)
-        channels = (index[:, None] * self.dim + torch.arange(self.dim)).flatten()
+        channels = head_channels(index, self.dim)
         if self.relative:
             self.encoding.keep_heads(index)
         for linear in (self.query, self.key):
@@ -188,8 +188,7 @@ class SelfAttention2d(nn.Module):
         if isinstance(self.value, HeadValues):
             self.value.keep_heads(index)
         else:
-            select_parameter(self.value, 'weight', channels, dim=1)
-            self.value.in_features = len(channels)
+            select_inputs(self.value, channels)
         if self.key_bias is not None:
             select_parameter(self, 'key_bias', index)
         self.num_heads = len(heads)

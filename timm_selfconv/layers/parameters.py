@@ -4,7 +4,9 @@ from typing import Any, Sequence, Tuple
 import torch
 import torch.nn as nn
 
-__all__ = ['ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'check_sizes', 'check_terms', 'select_parameter']
+__all__ = [
+    'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'check_sizes', 'check_terms', 'head_channels', 'select_inputs',
+    'select_parameter']
 
 TERMS = ('content', 'content_position', 'key_bias', 'position')
 RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
@@ -50,3 +52,14 @@ def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int
     if parameter is not None:
         slices = parameter.detach().index_select(dim, index.to(parameter.device))
         setattr(module, name, nn.Parameter(slices, parameter.requires_grad))
+
+
+def head_channels(heads: torch.Tensor, width: int) -> torch.Tensor:
+    """Numbers of the channels of these heads, shape (n,), that have so many each side by side: shape (n width,)."""
+    return (heads[:, None] * width + torch.arange(width)).flatten()
+
+
+def select_inputs(linear: nn.Linear, index: torch.Tensor) -> None:
+    """Keep some input channels of a Linear, in this order."""
+    select_parameter(linear, 'weight', index, dim=1)
+    linear.in_features = len(index)

@@ -2,7 +2,7 @@
 import torch
 import torch.nn as nn
 
-from .parameters import select_parameter
+from .parameters import head_channels, select_inputs, select_parameter
 
 __all__ = ['HeadValues']
 
@@ -28,11 +28,8 @@ class HeadValues(nn.Module):
 
     def keep_heads(self, heads: torch.Tensor) -> None:
         """Keep these heads only, shape (n,), in this order."""
-        width = self.head_weight.shape[2]
-        channels = (heads[:, None] * width + torch.arange(width)).flatten()
+        select_inputs(self.out, head_channels(heads, self.head_weight.shape[2]))
         select_parameter(self, 'head_weight', heads)
-        select_parameter(self.out, 'weight', channels, dim=1)
-        self.out.in_features = len(channels)
 
     @property
     def weight(self) -> torch.Tensor:

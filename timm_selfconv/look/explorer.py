@@ -126,8 +126,10 @@ def describe_attention(model: nn.Module, batch: torch.Tensor, part: str = 'both'
     elif own and all(m.key is not None and m.relative for m in layers):
         packed = look_into(model, SelfAttention2d, batch, maps_of)
     else:
-        check_entries(len(batch) * sum(m.numel() for m in attention_maps(model, batch[:1], part)))
-        seen = attention_maps(model, batch, part)
+        seen = attention_maps(model, batch[:1], part)
+        check_entries(len(batch) * sum(m.numel() for m in seen))
+        if len(batch) > 1:
+            seen = attention_maps(model, batch, part)
         packed = [pack_maps(m.flatten(2, 3)[None]) for m in seen]
     names = [name.capitalize() for name in layer_names(model, len(packed))]
     packed = [dict(layer, name=name) for layer, name in zip(packed, names)]

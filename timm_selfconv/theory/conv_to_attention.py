@@ -130,12 +130,9 @@ def to_attention(conv: Any, alpha: float, content: int) -> nn.Module:
     return nn.Sequential(pad, conv_to_attention(conv, alpha, content)).train(conv.training)
 
 
-def matcher(where: Where) -> Callable[[str, nn.Module], bool]:
-    """Decide by name and module what is chosen; see :func:`convs_to_attention`."""
-    if callable(where):
-        return where
-    patterns = [where] if isinstance(where, str) else ['*'] if where is None else list(where)
-    return lambda name, module: any(fnmatchcase(name, p) or fnmatchcase(name, f'{p}.*') for p in patterns)
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a pattern fits the name of a module or of one that it is in; see :func:`convs_to_attention`."""
+    return any(fnmatchcase(name, p) or fnmatchcase(name, f'{p}.*') for p in patterns)
 
 
 def measure(model: nn.Module, input_size: Sequence[int]) -> Tuple[int, List[str], torch.Tensor]:
@@ -185,13 +182,14 @@ def convs_to_attention(
     """
     if input_size is None:
         input_size = get_model_input_config(model)['input_size']
-    attention, chosen = copy.deepcopy(model), matcher(where)
+    attention = copy.deepcopy(model)
+    patterns = [] if callable(where) else ['*'] if where is None else [where] if isinstance(where, str) else list(where)
     users = Counter(p for m in attention.modules() for p in m.parameters(recurse=False))
     replaced: Dict[nn.Module, nn.Module] = {}
     taken, kept = [], []
     for name, conv in attention.named_modules():
         if isinstance(conv, _ConvNd):
-            if not chosen(name, conv):
+            if not (where(name, conv) if callable(where) else matches(name, patterns)):
                 kept.append(name or type(conv).__name__)
                 continue
             if any(users[p] > 1 for p in conv.parameters()):
@@ -201,8 +199,7 @@ def convs_to_attention(
             except ValueError as e:
                 raise ValueError(f'model: convolution {name!r}: {e}') from e
             taken.append(name)
-    patterns = [] if where is None or callable(where) else [where] if isinstance(where, str) else list(where)
-    idle = [p for p in patterns if not any(matcher(p)(name, attention) for name in taken)]
+    idle = [p for p in patterns if not any(matches(name, [p]) for name in taken)]
     if not taken or idle:
         raise ValueError(f'model={type(model).__name__}: has no convolutions' + (
             f' in where={idle or where!r}, but in {", ".join(kept)}' if kept else ''))
@@ -213,12 +210,11 @@ def convs_to_attention(
 
     flops_before, _, expected = measure(model, input_size)
     flops_after, convolving, out = measure(attention, input_size)
-    if not callable(where):  # a function chooses of convolutions only
-        functions = [n for n in convolving if n not in kept and chosen(n, attention)]
-        if functions:
-            raise ValueError(
-                f'model: convolves by functions, not by modules to replace, in {", ".join(functions)}; where can leave '
-                'these out')
+    functions = [n for n in convolving if n not in kept and matches(n, patterns)]  # a function chooses modules only
+    if functions:
+        raise ValueError(
+            f'model: convolves by functions, not by modules to replace, in {", ".join(functions)}; where can leave '
+            'these out')
     return attention, ConversionReport(
         convs=len(replaced),
         heads=sum(m.num_heads for m in attention.modules() if isinstance(m, ConvAttention)),

@@ -79,8 +79,8 @@ def evenly(epochs: Sequence[float], columns: int) -> List[float]:
     return [epochs[round(i * last / steps) if steps else last] for i in range(steps + 1)]
 
 
-def history_blobs(path: Path, columns: int) -> Tuple[Dict[float, List[Blobs]], Grid]:
-    """The Gaussians in a history, by epochs trained, and the grid that they are on."""
+def history_blobs(path: Path, columns: int) -> Tuple[str, Dict[float, List[Blobs]], Grid]:
+    """Name of the net of a history, its Gaussians by epochs trained, and the grid that they are on."""
     history = read_history(path)
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
     if not rows or not history['grid']:
@@ -89,7 +89,7 @@ def history_blobs(path: Path, columns: int) -> Tuple[Dict[float, List[Blobs]], G
     for epochs in evenly(sorted(rows), columns):
         layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
         blobs[epochs] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
-    return blobs, (history['grid'][0], history['grid'][1])
+    return history['model'].partition('.')[0], blobs, (history['grid'][0], history['grid'][1])
 
 
 def training_blobs(
@@ -113,8 +113,7 @@ def training_blobs(
     """
     history = find_history(run)
     if history is not None:
-        blobs, grid = history_blobs(history, columns)
-        name = read_history(history)['model'].partition('.')[0]
+        name, blobs, grid = history_blobs(history, columns)
         own = getattr(model, 'pretrained_cfg', {}).get('architecture', name)
         heads = [len(x.centers) for x in position_blobs(model, grid) or ()]
         if own != name or any([len(x.centers) for x in layers] != heads for layers in blobs.values()):
