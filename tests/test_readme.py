@@ -145,8 +145,8 @@ def test_training(command, tmp_path):
 @pytest.mark.parametrize('command', lines('timm-selfconv train'), ids=lambda c: c[2])
 def test_fast_training(command, tmp_path, monkeypatch):
     monkeypatch.chdir(REPO)
-    command = [str(tmp_path / 'run') if word == 'run' else word.replace('=first/', '=timm_selfconv/weights/')
-               for word in command]  # `first` is what an earlier training was exported to
+    command = [str(tmp_path / 'run') if word == 'run' else re.sub('=(first|second)/', '=timm_selfconv/weights/', word)
+               for word in command]  # `first` and `second` are what earlier trainings were exported to
     cli.main([*command[1:], '--data', CIFAR10, '--device', 'cpu', 'batch_size=4', 'epochs=1',
               'warmup_epochs=0', 'train_split=train[:4]', 'val_split=test[:4]'])
     assert (tmp_path / 'run' / 'last.pth.tar').is_file()

@@ -89,7 +89,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
        f'{words[0][2:]}: not for vector attention') for words in (
         ['--run', 'run'], ['--query', '1', '1'], ['--part', 'position'], ['--versus', 'sa_quadratic_tiny_cifar'])),
     ([*FIGURES, '--data', 'data', '--count', 'x'], "--count: 'x': needs a whole number above 0"),
-    (['heads', 'sa_learned_cifar.cifar'], "there are ['sa_learned_cifar.cifar10', 'sa_learned_cifar.from_quadratic"),
+    (['heads', 'sa_quadratic_cifar.cifar'], "there are ['sa_quadratic_cifar.cifar10', 'sa_quadratic_cifar.dist_cifar"),
     (['bench', 'gmlp_ti16_224', '--untrained', '--img-size', '100', '--batch-size', '1'],
      'img_size=100: MlpMixer does not take it'),
     (['curves', 'runs/words', '--out', 'out'], 'runs/words/summary.csv: needs numbers'),

@@ -31,8 +31,8 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
 
 
 def test_a_tag_without_weights_is_named_where_others_have_some():
-    with pytest.raises(RuntimeError, match=r'sa_quadratic_gen_cifar\.cifar10 has no trained weights yet'):
-        timm.create_model('sa_quadratic_gen_cifar.cifar10', pretrained=True)
+    with pytest.raises(RuntimeError, match=r'sa_quadratic_gen_pruned_cifar\.cifar10 has no trained weights yet'):
+        timm.create_model('sa_quadratic_gen_pruned_cifar.cifar10', pretrained=True)
 
 
 def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
