@@ -14,6 +14,7 @@ from timm_selfconv.data import class_names
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.training import trainer
 from timm_selfconv.training.recipes import RECIPES
+from timm_selfconv.weights import net_caption
 from timm_selfconv.weights.history import accuracies, read_history
 from tiny_nets import LIKE_TIMM, SHALLOW, SMALL
 
@@ -29,6 +30,10 @@ def test_a_net_with_classes_of_its_own_is_a_folder_of_its_own(own, tmp_path, cap
     assert said == f"timm.create_model('local-dir:{tmp_path}/run', pretrained=True)"
     net = timm.create_model(f'local-dir:{tmp_path}/run', pretrained=True)
     torch.testing.assert_close(net.state_dict(), dict(state), rtol=0, atol=0)
+    with (tmp_path / 'run' / 'summary.csv').open() as file:
+        right = float(list(csv.DictReader(file))[-1]['eval_top1'])
+    told = f'from scratch, labels only, 1 epoch, {right:.1f} % of its validation images right'
+    assert net_caption(f'local-dir:{tmp_path}/run') == told
     assert class_names(net, 2) == ('ant', 'cow') and net.pretrained_cfg['input_size'] == (3, 16, 16)
     assert (tmp_path / 'README.md').read_text() == 'mine'
     picture, checkpoint = str(next(own.rglob('*.png'))), str(tmp_path / 'run' / 'last.pth.tar')

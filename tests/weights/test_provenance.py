@@ -85,4 +85,5 @@ def test_where_weights_are_from_and_how_good_they_are():
     assert weights.net_caption('sa_quadratic_gen_pruned_cifar.cifar10') == 'its own weights'  # that tag has none
     assert weights.net_caption('sa_learned_tiny_cifar', 'folder/last.pth.tar') == 'weights of last.pth.tar'
     assert weights.net_caption('sa_learned_cifar', untrained=True) == 'untrained'
-    assert weights.net_caption('local-dir:pruned') == 'its own weights'
+    for source in ('local-dir:nets/pruned', 'hf-hub:me/pruned'):
+        assert weights.net_caption(source) == 'weights of pruned'

@@ -93,7 +93,7 @@ def provenance(name: str) -> str:
 
 
 def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = False) -> str:
-    """Describe a net's weights: teacher, origin, and the accuracy that their card states.
+    """Describe a net's weights by their card: teacher, origin, epochs and accuracy.
 
     Args:
         name: Its registered name, with a tag or without, or a folder's or the Hub's (``local-dir:``, ``hf-hub:``).
@@ -105,8 +105,12 @@ def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = F
     if checkpoint is not None:
         return f'weights of {Path(checkpoint).name}'
     weights = default_weights(name)
-    accuracy, epochs = measured_accuracy(weights), card_facts(weights).get('epochs')
-    if accuracy is None:
-        return 'its own weights'
-    trained = f'{epochs} epoch{"" if epochs == "1" else "s"}, ' if epochs else ''
-    return f"{provenance(weights)}, {trained}{100 * accuracy:.1f} % of CIFAR-10's test images right"
+    facts, accuracy, images = card_facts(weights), measured_accuracy(weights), "CIFAR-10's test images"
+    if not facts:
+        return f"weights of {Path(name.partition(':')[2]).name}" if ':' in name else 'its own weights'
+    if accuracy is None and 'validation accuracy' in facts:  # the folder of a run
+        accuracy, images = float(facts['validation accuracy'].split()[0]), 'its validation images'
+    told, epochs = [provenance(weights)], facts.get('epochs')
+    told += [f"{epochs} epoch{'' if epochs == '1' else 's'}"] if epochs else []
+    told += [f'{100 * accuracy:.1f} % of {images} right'] if accuracy is not None else []
+    return ', '.join(told)
