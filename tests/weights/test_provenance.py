@@ -87,3 +87,20 @@ def test_where_weights_are_from_and_how_good_they_are():
     assert weights.net_caption('sa_learned_cifar', untrained=True) == 'untrained'
     for source in ('local-dir:nets/pruned', 'hf-hub:me/pruned'):
         assert weights.net_caption(source) == 'weights of pruned'
+
+
+@pytest.mark.parametrize('rows, caption', [
+    ({'heads': '9'}, 'weights of net'),  # somebody else's card says nothing of teachers
+    ({'initialised from': '', 'teacher': 'none'}, 'from scratch, labels only'),
+    ({'initialised from': 'rich', 'teacher': 'unknown'}, 'begun in rich, teacher unknown'),
+    ({'teacher': 'none', 'epochs': '2', 'validation accuracy': 'high'}, 'from scratch, labels only, 2 epochs'),
+    ({'teacher': 'none', 'validation accuracy': '0.5000 (in eval mode)'},
+     'from scratch, labels only, 50.0 % of its validation images right'),
+])
+def test_a_caption_says_no_more_than_the_card_of_a_folder(tmp_path, monkeypatch, rows, caption):
+    folder = tmp_path / 'net'
+    folder.mkdir()
+    (folder / 'README.md').write_text(''.join(f'| {key} | {value} |\n' for key, value in rows.items()))
+    monkeypatch.chdir(folder)
+    for name in f'local-dir:{folder}', 'local-dir:.':
+        assert weights.net_caption(name) == caption

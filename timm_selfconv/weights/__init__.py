@@ -69,8 +69,8 @@ def card_facts(name: str) -> Dict[str, str]:
 
 def named_net(name: str, fact: str) -> Optional[str]:
     """The net that a fact of a model card begins with; None if the card says none or nothing."""
-    net = card_facts(name).get(fact, 'none').split()[0].rstrip(',')
-    return None if net == 'none' else net
+    net = card_facts(name).get(fact, '').partition(' ')[0].rstrip(',')
+    return None if net in ('', 'none') else net
 
 
 def origin(name: str) -> Optional[str]:
@@ -88,7 +88,8 @@ def provenance(name: str) -> str:
     """Teacher and origin of shipped weights in a phrase, or that there were none."""
     begun, taught = origin(name), teachers(name)
     told = [f'begun in {begun}'] if begun else []
-    told += [f'taught by {", ".join(taught)}'] if taught else []
+    if taught:
+        told.append('teacher unknown' if taught == ['unknown'] else f'taught by {", ".join(taught)}')
     return ', '.join(told) or 'from scratch, labels only'
 
 
@@ -102,15 +103,17 @@ def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = F
     """
     if untrained:
         return 'untrained'
-    if checkpoint is not None:
-        return f'weights of {Path(checkpoint).name}'
     weights = default_weights(name)
-    facts, accuracy, images = card_facts(weights), measured_accuracy(weights), "CIFAR-10's test images"
-    if not facts:
-        return f"weights of {Path(name.partition(':')[2]).name}" if ':' in name else 'its own weights'
-    if accuracy is None and 'validation accuracy' in facts:  # the folder of a run
-        accuracy, images = float(facts['validation accuracy'].split()[0]), 'its validation images'
+    facts = {} if checkpoint else card_facts(weights)
+    if 'teacher' not in facts:  # no card, or one of somebody else's
+        source = checkpoint or name.partition(':')[2]
+        return f'weights of {Path(source).absolute().name}' if source else 'its own weights'
     told, epochs = [provenance(weights)], facts.get('epochs')
-    told += [f"{epochs} epoch{'' if epochs == '1' else 's'}"] if epochs else []
-    told += [f'{100 * accuracy:.1f} % of {images} right'] if accuracy is not None else []
+    if epochs:
+        told.append(f"{epochs} epoch{'' if epochs == '1' else 's'}")
+    tested, validated = measured_accuracy(weights), re.match(r'[01]\.\d+', facts.get('validation accuracy', ''))
+    if tested is not None:
+        told.append(f"{100 * tested:.1f} % of CIFAR-10's test images right")
+    elif validated:  # the folder of a run
+        told.append(f'{100 * float(validated[0]):.1f} % of its validation images right')
     return ', '.join(told)
