@@ -1,0 +1,67 @@
+"""The reference page: ``python -m timm_selfconv.reference`` writes REFERENCE.md beside this file."""
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any, List, Set
+
+import torch
+
+import timm_selfconv
+from .files import replace_file
+
+__all__ = ['reference']
+
+PAGE = Path(__file__).with_name('REFERENCE.md')
+INTRODUCTION = """# Reference
+
+Every public function and class, where you import it from, with its defaults. `help(name)` adds types, shapes, units and
+errors. After a change, `python -m timm_selfconv.reference` writes this page."""
+# commands, and modules that export their names through the package above them
+SKIPPED = re.compile(r'\._|\.(cli|commands|reference|version)\b|\.(layers|models|theory|figures)\.')
+
+
+class Default:
+    """A default that prints as code: functions and classes by their names."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return getattr(self.value, '__name__', repr(self.value))
+
+
+def entry(name: str, value: Any) -> str:
+    """Signature and summary of a function or class."""
+    signature = inspect.signature(value)
+    module = inspect.isclass(value) and issubclass(value, torch.nn.Module)
+    parameters = [
+        parameter.replace(
+            annotation=parameter.empty,
+            default=parameter.empty if parameter.default is parameter.empty else Default(parameter.default))
+        for parameter in signature.parameters.values() if not (module and parameter.name in ('device', 'dtype'))]
+    code = f'{name}{signature.replace(parameters=parameters, return_annotation=signature.empty)}'
+    summary = re.sub(r':\w+:`~?([^`]+)`', r'`\1`', (inspect.getdoc(value) or '').split('\n\n')[0]).replace('``', '`')
+    return f'- `{code}`: {" ".join(summary.split())}'
+
+
+def reference() -> str:
+    """The text of the page: a section a module, and each name in the first module that exports it."""
+    sections: List[str] = [INTRODUCTION]
+    listed: Set[Any] = set()
+    modules = pkgutil.walk_packages(timm_selfconv.__path__, 'timm_selfconv.')
+    for module_name in ['timm_selfconv', *(module.name for module in modules if not SKIPPED.search(module.name))]:
+        module = importlib.import_module(module_name)
+        names = getattr(module, '__all__', None) or [name for name in vars(module) if not name.startswith('_')]
+        values = {name: getattr(module, name) for name in sorted(names)}
+        new = {name: value for name, value in values.items() if (inspect.isfunction(value) or inspect.isclass(value))
+               and value.__module__.startswith('timm_selfconv') and value not in listed}
+        listed.update(new.values())
+        if new:
+            sections.append('\n'.join([f'## {module_name}\n', *(entry(*item) for item in new.items())]))
+    return '\n\n'.join(sections) + '\n'
+
+
+if __name__ == '__main__':
+    replace_file(PAGE, lambda file: file.write_text(reference()))
