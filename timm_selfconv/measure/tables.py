@@ -98,8 +98,7 @@ def published_accuracies() -> Dict[Tuple[str, str], float]:
     """Published accuracy by source and net; a table before what later ones repeat."""
     published: Dict[Tuple[str, str], float] = {}
     for row in PUBLISHED:
-        if not row.differs:
-            published.setdefault((row.source, row.name), row.accuracy)
+        published.setdefault((row.source, row.name), row.accuracy)
     return published
 
 

@@ -257,22 +257,25 @@ def sa_learned_content_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAtt
 
 @register_model
 def sa_quadratic_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_quadratic_cifar` with 16 heads per layer."""
-    model_args = dict(num_heads=16)
+    """`sa_quadratic_cifar` with 16 heads of 256 channels: the report's Table 2 (93.1 %).
+
+    ``embed_dim=400`` makes it the net of the paper's Figure 14.
+    """
+    model_args = dict(embed_dim=256, num_heads=16)
     return _create_self_attention('sa_quadratic_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def sa_learned_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_learned_cifar` with 16 heads per layer."""
-    model_args = dict(encoding='learned', num_heads=16)
+    """`sa_learned_cifar` with 16 heads of 256 channels: the report's Table 2 (91.2 %), less its second value map."""
+    model_args = dict(encoding='learned', embed_dim=256, num_heads=16)
     return _create_self_attention('sa_learned_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def sa_learned_content_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_learned_content_cifar` with 16 heads per layer."""
-    model_args = dict(encoding='learned', terms=CONTENT, num_heads=16)
+    """`sa_learned_content_cifar`, 16 heads of 256 channels: the report's Table 2 (85.6 %), less its second value map."""
+    model_args = dict(encoding='learned', terms=CONTENT, embed_dim=256, num_heads=16)
     return _create_self_attention('sa_learned_content_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
 
@@ -284,8 +287,8 @@ def sa_learned_content_hier_cifar(pretrained: bool = False, **kwargs: Any) -> Se
 
 @register_model
 def sa_learned_content_hier_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """Learned encoding with content, hierarchical, with 16 heads."""
-    model_args = dict(HIERARCHICAL, num_heads=16)
+    """Learned encoding with content, hierarchical, with 16 heads of 256 channels."""
+    model_args = dict(HIERARCHICAL, embed_dim=256, num_heads=16)
     return _create_self_attention('sa_learned_content_hier_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
 
