@@ -14,7 +14,7 @@ def around(dim):
 
 
 def layer(dim, heads, scores):
-    """Parameters of values, the linear map after them, an MLP of 512 and two norms, besides those of attention scores."""
+    """Parameters of values, the linear map after them, an MLP of 512, two norms, and attention scores."""
     return heads * dim ** 2 + dim + dim * (dim + 1) + 2 * dim * 512 + 512 + dim + 4 * dim + scores
 
 

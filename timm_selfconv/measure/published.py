@@ -8,8 +8,8 @@ PAPER = 'Cordonnier, Loukas, Jaggi, ICLR 2020 (arXiv:1911.03584)'
 REPORT = '[Re] On the Relationship between Self-Attention and Convolutional Layers, Varma T, Prabhu, 2021'
 
 SECOND_VALUES = (
-    "The report's net has a second value projection a head, and by its released code MLPs of 400 channels. The net here "
-    'has no second one, and MLPs of 512.')
+    "The report's net has a second value projection a head, and by its released code MLPs of 400 channels. This one "
+    'has no second projection, and MLPs of 512.')
 WITHOUT_SECOND_LINEAR = (
     "29.5M is the paper's net, which is the one here. The report's has no second Linear(D -> D) and with "
     'attn_proj=False 28.5M parameters.')

@@ -274,7 +274,7 @@ def sa_learned_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttenti
 
 @register_model
 def sa_learned_content_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_learned_content_cifar`, 16 heads of 256 channels: the report's Table 2 (85.6 %), less its second value map."""
+    """`sa_learned_content_cifar`, 16 heads, 256 channels: Table 2 (85.6 %) of the report, less its second value map."""
     model_args = dict(encoding='learned', terms=CONTENT, embed_dim=256, num_heads=16)
     return _create_self_attention('sa_learned_content_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
