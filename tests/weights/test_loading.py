@@ -18,7 +18,7 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
         raise AssertionError('looks for weights in the network')
 
     monkeypatch.setattr(socket.socket, 'connect', refuse)
-    if weights.weights_path(weights.default_weights(name)).is_file():
+    if weights.weights_path(name).is_file():
         model = timm.create_model(name, pretrained=True).eval()
         assert model(images(1, 3, 32, 32)).isfinite().all()
         assert timm.create_model(name, pretrained=True, num_classes=5, in_chans=1).num_classes == 5
@@ -30,20 +30,25 @@ def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch
         assert not timm.is_model_pretrained(name)
 
 
-def test_a_tag_without_weights_is_named_where_others_have_some():
-    with pytest.raises(RuntimeError, match=r'sa_quadratic_gen_pruned_cifar\.cifar10 has no trained weights yet'):
-        timm.create_model('sa_quadratic_gen_pruned_cifar.cifar10', pretrained=True)
+@pytest.mark.parametrize('tag', ['', '.cifar10'])
+def test_weights_that_did_not_learn_from_labels_only_load_by_tag(tag):
+    name = 'sa_quadratic_gen_pruned_cifar'
+    with pytest.raises(RuntimeError, match=rf"no trained .* others by tag: '{name}\.from_.*' \(begun in .*taught by"):
+        timm.create_model(f'{name}{tag}', pretrained=True)
+    assert timm.list_models(f'{name}*', pretrained=True) == [f'{name}.from_quadratic_cifar10']
+    assert not timm.list_models(f'{name}*', pretrained=True, include_tags=False)
+    assert not timm.is_model_pretrained(name) and timm.is_model_pretrained(f'{name}.from_quadratic_cifar10')
 
 
 def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
-    """As timm has it: where no tag is named, the first that has weights, so the most accurate come first."""
+    """The default is from labels only, with weights or without, though timm takes the first tag that has some."""
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
     for stem in ('net', 'net.included', 'network', 'other.longer'):  # the files may lie on the Hub
         saving.record_checksum(tmp_path / f'{stem}.safetensors', '0' * 64)
     cfgs = generate_default_cfgs(_cfg.cifar_cfgs('net', 'other', classifier='head.fc'))
-    assert [list(cfgs[name].tags) for name in ('net', 'other')] == [['cifar10', 'included'], ['longer', 'cifar10']]
+    assert [list(cfgs[name].tags) for name in ('net', 'other')] == [['cifar10', 'included'], ['cifar10', 'longer']]
     assert cfgs['net'].cfgs['included'].hf_hub_id == loading.hub_id('net.included')
-    assert not cfgs['other'].cfgs['cifar10'].has_weights and cfgs['other'].default.classifier == 'head.fc'
+    assert not cfgs['other'].default.has_weights and cfgs['other'].default.classifier == 'head.fc'
 
 
 def test_weights_of_ones_own_need_none_that_ship(tmp_path):

@@ -12,7 +12,7 @@ def run_list(args: Namespace) -> None:
     from timm_selfconv.measure import tables
 
     rows = tables.zoo_rows()
-    print(json.dumps(rows, indent=2) if args.json else f'{tables.format_zoo(rows)}\n\n{tables.MARKS}')
+    print(json.dumps(rows, indent=2) if args.json else tables.format_zoo(rows))
 
 
 def add_tables(parser: ArgumentParser) -> None:

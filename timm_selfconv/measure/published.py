@@ -28,7 +28,7 @@ class Published:
         accuracy: CIFAR-10 test accuracy, between 0 and 1.
         parameters: Number of parameters as printed; '-' where this package's authors have no figure.
         flops: FLOPs as printed, likewise.
-        milliseconds: Wall time as printed. The report's released code times one image on a GPU, which it does not name.
+        milliseconds: Wall time as printed; the report's released code times one image on a GPU.
         note: Caveat before comparing.
         plain: For a hierarchical net (HA), the net of plain attention (SA) that it stands against.
     """

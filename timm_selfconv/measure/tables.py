@@ -5,21 +5,19 @@ import re
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 import tabulate
 from tqdm import tqdm
 
 from timm_selfconv.files import replace_file
-from timm_selfconv.weights import LICENSE, card_facts, checksums, default_weights, measured_accuracy, origin, \
-    teachers
+from timm_selfconv.weights import LICENSE, card_facts, checksums, measured_accuracy, origin, teachers
 from .published import PAPER, PUBLISHED, REPORT
 
 __all__ = ['format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_rows']
 
 # facts of model cards that say how weights came about
 HOW = ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
-MARKS = '* begun in the weights of another net; † learned from a teacher besides labels, or was begun in a net that did'
 
 WORDS = ('name', 'model', 'teacher', 'begun in', 'recipe', 'script', 'hardware', 'time')  # columns of text
 COUNTS = Path(__file__).with_name('counts.json')
@@ -49,20 +47,13 @@ def live_counts(name: str) -> Dict[str, int]:
     return asdict(count(*create(name)))
 
 
-def evidence(weights: str) -> Dict[str, Optional[str]]:
-    """Teachers and origin of weights; None for no net."""
-    return {'teacher': ', '.join(teachers(weights)) or None, 'initialised_from': origin(weights)}
-
-
 def measure(name: str) -> Dict[str, Any]:
-    """A net's row: counts, license, and of its default weights accuracy, teacher and origin."""
-    weights = default_weights(name)
+    """A net's row: counts, license, and the accuracy of its default weights."""
     return {
         **zoo_counts()[name],
-        'accuracy': measured_accuracy(weights),
-        'epochs': card_facts(weights).get('epochs'),
-        **evidence(weights),
-        'weights': weights in checksums(),
+        'accuracy': measured_accuracy(name),
+        'epochs': card_facts(name).get('epochs'),
+        'weights': name in checksums(),
         'license': LICENSE,
     }
 
@@ -119,7 +110,8 @@ def results_rows() -> List[Dict[str, Any]]:
         'paper': published.get((PAPER, name)),
         'report': published.get((REPORT, name)),
         'here': measured_accuracy(name),
-        **evidence(name),
+        'teacher': ', '.join(teachers(name)) or None,
+        'initialised_from': origin(name),
         **{key: told.get(key) for key in HOW},
     } for name, told in facts.items()]
     return [row for row in rows if row['paper'] or row['report'] or row['here']]
@@ -132,12 +124,6 @@ def shown(value: Any, form: str = '') -> str:
 
 def billions(n: int) -> str:
     return f'{n / 1e9:.2f}B'
-
-
-def accuracy_text(accuracy: Optional[float], row: Dict[str, Any]) -> str:
-    """An accuracy with MARKS for what the weights of a row learned from, :func:`evidence`."""
-    marks = ('*' if row['initialised_from'] else '') + ('†' if row['teacher'] else '')
-    return '-' if accuracy is None else f'{accuracy:.4f}{marks}'
 
 
 def table(lines: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
@@ -159,26 +145,26 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         lines = []
         for row in mine:
             here, note = row['measured'], f" [{notes.index(row['note']) + 1}]" if row['note'] else ''
-            line = {
+            lines.append({
                 'model': row['label'] + note, 'acc.\npubl.': shown(row['accuracy'], '.3f'),
-                'acc.\nhere': accuracy_text(here['accuracy'], here),
+                'acc.\nhere': shown(here['accuracy'], '.4f'),
+                'differ-\nence': shown(here['accuracy'] and here['accuracy'] - row['accuracy'], '+.4f'),
                 'epochs\nhere': shown(here['epochs']),
                 'params\npubl.': row['parameters'], 'params\nhere': f"{here['parameters']:,}",
-                'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops'])}
-            if any(row['time_ratio'] for row in mine):
-                line['time\nSA / HA'] = shown(row['time_ratio'], '.2f')
-            lines.append(line)
+                'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops']),
+                'ms\npubl.': shown(row['milliseconds'], '.3f'), 'time\nSA / HA': shown(row['time_ratio'], '.2f')})
+        empty = [key for key in lines[0] if all(line[key] == '-' for line in lines) and 'here' not in key]
+        lines = [{key: cell for key, cell in line.items() if key not in empty} for line in lines]
         texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines))
     explanation = (
         "FLOPs: the paper's way, 2 x multiply-adds of Linear and Conv2d, for one 3 x 32 x 32 image; timm-selfconv list "
         "has them with attention as the net runs, --json those of explicit attention maps and fvcore's count too. "
         'Accuracy here: the shipped weights on all 10,000 test images, after the epochs '
         'beside it; - where none ship yet. Published: after 300 epochs (pruned nets: 100 more), by the report in '
-        'training mode (dropout on) and at the best epoch on the test split.')
+        'training mode (dropout on) and at the best epoch on the test split. ms: wall time; the code of the report times '
+        'one image on a GPU.')
     texts += ['\n'.join(textwrap.fill(f'[{i}] {note}', 100) for i, note in enumerate(notes, 1)),
               textwrap.fill(explanation, 100)]
-    if any(row['measured']['initialised_from'] or row['measured']['teacher'] for row in rows):
-        texts.append(textwrap.fill(MARKS, 100))
     return '\n\n'.join(texts)
 
 
@@ -186,8 +172,8 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
     """Format :func:`zoo_rows` in 100 columns, in one of tabulate's formats ('github' for Markdown)."""
     return table([{
         'name': row['name'], 'parameters': f"{row['parameters']:,}", 'FLOPs': billions(row['flops']),
-        'published': shown(row['paper'] or row['report'], '.3f'), 'here': accuracy_text(row['accuracy'], row),
-        'epochs': shown(row['epochs']), 'teacher': shown(row['accuracy'] and (row['teacher'] or 'none')),
+        'published': shown(row['paper'] or row['report'], '.3f'), 'here': shown(row['accuracy'], '.4f'),
+        'epochs': shown(row['epochs']),
     } for row in rows], tablefmt)
 
 
@@ -195,9 +181,8 @@ def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: b
     """Format :func:`results_rows` in one of tabulate's formats ('github' for Markdown); ``wide`` adds columns."""
     return table([{
         'name': row['name'], 'paper': shown(row['paper'], '.3f'), 'report': shown(row['report'], '.3f'),
-        'here': accuracy_text(row['here'], row),
-        **({'teacher': shown(row['here'] and (row['teacher'] or 'none')), 'begun in': shown(row['initialised_from'])}
-           if wide else {}),
+        'here': shown(row['here'], '.4f'), 'teacher': shown(row['here'] and (row['teacher'] or 'none')),
+        **({'begun in': shown(row['initialised_from'])} if wide else {}),
         **{key: shown(row[key]) for key in (HOW if wide else ['epochs'])},
     } for row in rows], tablefmt)
 

@@ -7,7 +7,7 @@ from timm.models import build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
 from ._base import ZooNet
-from timm_selfconv.weights import LICENSE, default_weights
+from timm_selfconv.weights import LICENSE, provenance
 from timm_selfconv.weights.loading import own_state_dict, weight_sources
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
@@ -23,10 +23,10 @@ ModelT = TypeVar('ModelT', bound=nn.Module)
 def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
     """Pretrained configurations of nets by ``name.tag``, for timm's ``generate_default_cfgs``; all nets share ``cfg``.
 
-    A net has a tag for each set of its weights, the default one first, and always the tag ``cifar10``.
+    A net has a tag for each set of its weights, and always the tag ``cifar10``, the default even without weights.
     """
     return {
-        f'{name}.{tag}': {
+        f'{name}.{tag}' + ('*' if tag == 'cifar10' else ''): {  # timm's mark of a default, which has to come last
             **source,
             'num_classes': 10, 'input_size': (3, 32, 32),
             'crop_pct': 1.0, 'interpolation': 'bicubic',
@@ -54,10 +54,12 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
-            tag = '' if default_weights(variant) == variant else f'.{cfg.tag}'
+            others = ', '.join(
+                f'{name!r} ({provenance(name)})' for name in timm.list_models(f'{variant}.*', pretrained=True))
+            which = f' from labels only, but others by tag: {others}' if others else ''
             raise RuntimeError(
-                f'{variant}{tag} has no trained weights yet. Train it (recipes/README.md says how), give weights of '
-                f"your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
+                f'{variant} has no trained weights yet{which}. Train it (recipes/README.md says how), give weights of '
+                "your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
                 "timm.list_models('*_cifar', pretrained=True)")
         state_dict = own_state_dict(cfg)
         if state_dict is not None:

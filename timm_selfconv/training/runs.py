@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from timm_selfconv.data import class_names, data_name, load_images
 from timm_selfconv.files import check_new, replace_file
-from timm_selfconv.weights import card_facts, default_weights, teachers
+from timm_selfconv.weights import card_facts, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
 from timm_selfconv.weights.saving import card_text, write_net
 from .net import create_net
@@ -83,7 +83,7 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
     args, device = training.args, training.images.device
     threads, epochs, batches = torch.get_num_threads(), len(training.history), training.batches
     whole = training.share == 1
-    origin = args.initial_checkpoint or (default_weights(args.model) if args.pretrained else '')
+    origin = args.initial_checkpoint or (args.model.removesuffix('.cifar10') if args.pretrained else '')
     taught = dict.fromkeys([*teachers(origin), *filter(None, [args.kd_model_name])])
     return {
         'recipe': recipe,

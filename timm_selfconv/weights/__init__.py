@@ -6,16 +6,17 @@
 - loading: checked bytes, from the package, the Hub's cache or the Hub. saving: weight files, cards.
 - publishing: repositories on the Hub.
 
-A tag says what weights are evidence of. ``cifar10``: trained from scratch, with labels only; their files go by the name
-of the net. ``dist_cifar10``: had a teacher. ``from_quadratic_cifar10``: begun in another net. These go by ``name.tag``.
+A tag says what weights are evidence of. ``cifar10``: trained from scratch, with labels only. ``pretrained=True`` loads
+these, and their files go by the name of the net. Files of other tags go by ``name.tag`` and load by it only:
+``dist_cifar10`` had a teacher, ``from_quadratic_cifar10`` was begun in another net.
 """
 import re
 from pathlib import Path
 from typing import Dict, List, Optional
 
 __all__ = [
-    'LICENSE', 'WEIGHTS_DIR', 'card_facts', 'card_path', 'checksums', 'default_weights', 'measured_accuracy',
-    'net_caption', 'origin', 'provenance', 'tagged_name', 'teachers', 'weights_path',
+    'LICENSE', 'WEIGHTS_DIR', 'card_facts', 'card_path', 'checksums', 'measured_accuracy', 'net_caption', 'origin',
+    'provenance', 'tagged_name', 'teachers', 'weights_path',
 ]
 
 WEIGHTS_DIR = Path(__file__).resolve().parent
@@ -44,14 +45,6 @@ def checksums() -> Dict[str, str]:
     file = WEIGHTS_DIR / 'SHA256SUMS'
     lines = file.read_text().splitlines() if file.is_file() else []
     return dict(sorted((Path(file).stem, checksum) for checksum, file in map(str.split, lines)))
-
-
-def default_weights(name: str) -> str:
-    """Name of a net's most accurate weights, which ``pretrained=True`` loads; the name itself if none ship."""
-    tagged = [n for n in checksums() if n.partition('.')[0] == name] or [name.removesuffix('.cifar10')]
-    if len(tagged) == 1:  # cards take time to read, and this runs for every net when the package is imported
-        return tagged[0]
-    return max(tagged, key=lambda shipped: measured_accuracy(shipped) or 0.)
 
 
 def measured_accuracy(name: str) -> Optional[float]:
@@ -85,7 +78,10 @@ def teachers(name: str) -> List[str]:
 
 
 def provenance(name: str) -> str:
-    """Teacher and origin of shipped weights in a phrase, or that there were none."""
+    """Teacher and origin of weights in a phrase, that there were none, or that there are no weights."""
+    if 'teacher' not in card_facts(name):
+        there_are = ':' in name or name.removesuffix('.cifar10') in checksums()
+        return 'teacher and origin unknown' if there_are else 'no weights'
     begun, taught = origin(name), teachers(name)
     told = [f'begun in {begun}'] if begun else []
     if taught:
@@ -103,15 +99,14 @@ def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = F
     """
     if untrained:
         return 'untrained'
-    weights = default_weights(name)
-    facts = {} if checkpoint else card_facts(weights)
+    facts = {} if checkpoint else card_facts(name)
     if 'teacher' not in facts:  # no card, or one of somebody else's
         source = checkpoint or name.partition(':')[2]
         return f'weights of {Path(source).absolute().name}' if source else 'its own weights'
-    told, epochs = [provenance(weights)], facts.get('epochs')
+    told, epochs = [provenance(name)], facts.get('epochs')
     if epochs:
         told.append(f"{epochs} epoch{'' if epochs == '1' else 's'}")
-    tested, validated = measured_accuracy(weights), re.match(r'[01]\.\d+', facts.get('validation accuracy', ''))
+    tested, validated = measured_accuracy(name), re.match(r'[01]\.\d+', facts.get('validation accuracy', ''))
     if tested is not None:
         told.append(f"{100 * tested:.1f} % of CIFAR-10's test images right")
     elif validated:  # the folder of a run

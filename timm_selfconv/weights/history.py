@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
 from timm_selfconv.files import replace_file
-from . import default_weights, weights_path
+from . import weights_path
 
 __all__ = ['HISTORY', 'accuracies', 'find_history', 'read_history', 'write_history']
 
@@ -30,7 +30,7 @@ def find_history(run: Union[str, Path]) -> Optional[Path]:
         run: A net's registered name, with its tag or without, or a folder; of a name that is both the net counts, and
             ``./NAME`` or a Path is the folder.
     """
-    shipped = weights_path(default_weights(str(run))).with_suffix(f'.{HISTORY}')
+    shipped = weights_path(str(run)).with_suffix(f'.{HISTORY}')
     is_name = isinstance(run, str) and Path(run).name == run
     path = shipped if is_name and shipped.is_file() else Path(run, HISTORY)
     return path if path.is_file() else None

@@ -11,7 +11,7 @@ from huggingface_hub import constants, get_hf_file_metadata, get_session, hf_hub
     try_to_load_from_cache
 from timm.models import PretrainedCfg
 
-from . import checksums, default_weights, weights_path
+from . import checksums, weights_path
 
 __all__ = [
     'OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'own_state_dict', 'read_weights', 'require_hub', 'weight_sources']
@@ -29,13 +29,12 @@ def hub_id(name: str) -> str:
 def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
     """Keys of timm's configurations that say where the weights of a net are, by tag.
 
-    The tag of the most accurate weights comes first, as timm takes the first one with weights for the default. The tag
-    ``cifar10`` is always there, without a source if there are no such weights.
+    The tag ``cifar10`` is always there, without a source if there are no such weights.
     """
-    tagged = [entry for entry in checksums() if entry.partition('.')[0] == name]
+    tagged = [entry for entry in checksums() if entry.startswith(f'{name}.')]
     return {
         entry.partition('.')[2] or 'cifar10': dict(hf_hub_id=hub_id(entry), hf_hub_filename=WEIGHTS_FILE)
-        if entry in tagged else {} for entry in (default_weights(name), *tagged, name)}
+        if entry in checksums() else {} for entry in (*tagged, name)}
 
 
 def own_state_dict(cfg: PretrainedCfg) -> Optional[Dict[str, torch.Tensor]]:
