@@ -161,8 +161,8 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         "has them with attention as the net runs, --json those of explicit attention maps and fvcore's count too. "
         'Accuracy here: the shipped weights on all 10,000 test images, after the epochs '
         'beside it; - where none ship yet. Published: after 300 epochs (pruned nets: 100 more), by the report in '
-        'training mode (dropout on) and at the best epoch on the test split. ms: wall time; the code of the report times '
-        'one image on a GPU.')
+        'training mode (dropout on) and at the best epoch on the test split. ms: wall time; the code of the report '
+        'times one image on a GPU.')
     texts += ['\n'.join(textwrap.fill(f'[{i}] {note}', 100) for i, note in enumerate(notes, 1)),
               textwrap.fill(explanation, 100)]
     return '\n\n'.join(texts)
