@@ -28,7 +28,8 @@ def test_a_convolution_and_its_contrary():
     first, second = report_heads(convolutional_net())
     assert (first.layer, second.layer) == (0, 1)
     assert first.residual < 1e-9 and first.shared_residual < 1e-9
-    assert first.taps == [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    assert first.taps == [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)] == first.kernel.taps
+    assert first.kernel.distinct and first.kernel.residual < 1e-9 and second.kernel.residual is None
     for head, tap in zip(first.heads, first.taps):
         assert head.acts_as_tap and head.nearest_tap == tap and head.on_tap == pytest.approx(1.)
         assert head.center == pytest.approx(tap, abs=1e-6)
@@ -55,6 +56,7 @@ def test_taps_are_counted_once_and_others_left_out():
     assert first.taps == [(-1, -1), (0, 1)]
     assert first.heads[4].on_tap == pytest.approx(0.5)  # between two pixels
     assert first.residual == pytest.approx((9 - 3) / 9, abs=1e-6)  # half of either of these two
+    assert first.kernel.taps == [(-1, -1), (0, 1), (0, 3)] and not first.kernel.distinct and first.kernel.reach == 3.
     wider = report_heads(net, kernel_size=7)[0]
     assert wider.taps == [(-1, -1), (0, 1), (0, 3)] and wider.heads[3].acts_as_tap
 
@@ -122,5 +124,7 @@ def test_formats():
         '0', '0', '+1.00,', '+1.00', '0.00', '1.41', '0.00', '1.00', '0.00,', '0.00', '1.00', '(+1,+1)']
     summary = lines[lines.index('') + 3:]
     assert summary[0].split()[:5] == ['0', '0.000', '0.000', '1.07', '0.00'] and '9 of 9' in summary[0]
+    kernel = summary[summary.index('') + 3].split()
+    assert kernel[:6] == ['0', '9', 'of', '9', '1.41', '0.000'] and kernel[6:8] == ['(-1,-1)', '(-1,0)']
     again = json.loads(json.dumps([dataclasses.asdict(layer) for layer in layers]))
     assert again[0]['heads'][0]['nearest_tap'] == [1, 1] and again[1]['taps'] == []

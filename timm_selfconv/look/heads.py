@@ -69,6 +69,7 @@ class LayerReport:
         overlap: How much of their attention two of its heads have in common, from 0 to 1; None for a single head.
         taps: Taps that heads act as, each once.
         heads: Its heads.
+        kernel: The convolution that it learned: heads with a fixed offset, wherever that is.
     """
     layer: int
     grid: Tuple[int, int]
@@ -78,6 +79,7 @@ class LayerReport:
     overlap: Optional[float]
     taps: List[Tap]
     heads: List[HeadReport]
+    kernel: theory.LearnedKernel
 
 
 def report_layer(
@@ -109,7 +111,8 @@ def report_layer(
     taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})
     overlap = None if len(acting) == 1 else float(theory.interior(theory.overlap(maps), kernel_size).mean())
     return LayerReport(
-        layer, (maps.shape[-2], maps.shape[-1]), maps.shape[1], residual.layer, residual.shared, overlap, taps, heads)
+        layer, (maps.shape[-2], maps.shape[-1]), maps.shape[1], residual.layer, residual.shared, overlap, taps, heads,
+        theory.learned_kernel(maps))
 
 
 def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int, part: str = 'both') -> List[LayerReport]:
@@ -186,18 +189,26 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
         'heads that are taps': f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
         'distinct taps covered': ' '.join(tap_text(tap) for tap in layer.taps) or 'none',
     } for layer in layers]
+    kernels = [{
+        'layer': layer.layer,
+        'heads of a fixed offset': f'{len(layer.kernel.fixed)} of {len(layer.heads)}',
+        'reach': number_text(layer.kernel.reach),
+        'residual to these': '' if layer.kernel.residual is None else f'{layer.kernel.residual:.3f}',
+        'distinct offsets': ' '.join(tap_text(tap) for tap in layer.kernel.taps) or 'none',
+    } for layer in layers]
     text = '\n\n'.join(tabulate(
         rows, headers='keys', disable_numparse=True, colalign=(*['right'] * (len(rows[0]) - 1), 'left'),
-        maxcolwidths=[*[None] * (len(rows[0]) - 1), 40]) for rows in (heads, summary))
+        maxcolwidths=[*[None] * (len(rows[0]) - 1), 50]) for rows in (heads, summary, kernels))
     k = f'{kernel_size} x {kernel_size}'
     return text + '\n\n' + (
         "Centre (row, column from the query), spread and distance in pixels of the layer's grid, entropy in nats;\n"
         f'means over queries whose {k} neighbourhood is on the grid. Consistency: 1 if a head does the same at every\n'
         'query, as position-only heads do; constancy: 1 if it does the same in every image. Symmetry: 1 if\n'
-        'left mirrors right, and up down. On tap: what a head gives to one offset of that neighbourhood; it is a tap\n'
+        'left mirrors right, and up down. On tap: attention to one offset of that neighbourhood; a head is a tap\n'
         'if every query gives that more than half. Residual: 0 if at each query the maps of the heads span all taps\n'
-        f'of a {k} convolution, 1 if none; shared: the same with value matrices that all queries share. Overlap: what\n'
-        'two heads have in common, 0 if they look at different pixels.' + (
-            ' Gate: what a head gives to position, the rest to content.' if 'gate' in names else '') + (
+        f'of a {k} convolution, 1 if none; shared: the same with value matrices that all queries share. Overlap:\n'
+        'attention that two heads have in common. Heads of a fixed offset give one pixel, near or far, more than half\n'
+        'at every query from which it is on the grid; residual to these: of convolutions with these taps, shared.' + (
+            '\nGate: attention to position, the rest to content.' if 'gate' in names else '') + (
             "\nA layer that attends in windows is judged in each: no tap crosses its border."
             if any(layer.windows > 1 for layer in layers) else ''))

@@ -3,6 +3,7 @@
 - conv_to_attention: Theorem 1, a convolution, or those of a net, as the attention that computes it.
 - line_encoding: Theorem 1 by an encoding of two dimensions.
 - attention_to_conv: back, the convolution that is nearest to a layer.
+- learned_kernels: the convolution that a layer learned, offset by offset; shifts: its heads as shifts of the image.
 - inclusion: a net as the richer net that computes the same.
 - gaussians: heads as Gaussians around the query.
 - residual: how far a layer is from expressing every convolution (Lemmas 1 and 3); head_statistics: what heads do.
@@ -17,7 +18,9 @@ from .gaussians import Blobs, encoding_blobs, position_blobs
 from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \
     mirror_symmetry, overlap, spread, translation_consistency
 from .inclusion import include
+from .learned_kernels import HeadOffset, LearnedKernel, learned_kernel, learned_kernels, untrained_copy
 from .line_encoding import line_maps, offset_numbers
 from .merging import HeadMerge, merge_heads
 from .pruning import condition_numbers, degenerate_heads, narrow_heads, precision_eigenvalues, prune_heads
 from .residual import ConvResidual, at_taps, conv_residual, interior, tap_offsets
+from .shifts import ShiftAttention2d, ShiftReport, to_shifts, with_shifts

@@ -2,25 +2,25 @@
 
 Lemma 1 of the paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) asks for one head per kernel tap, with all
 of its attention there. Lemma 3 generalises it: at every query, the span of the heads' maps holds the unit vector of
-every tap. Here stands by how much it doesn't.
+every tap.
 """
 from dataclasses import dataclass
 from typing import Tuple, Union
 
 import torch
-import torch.nn.functional as F
 from timm.layers import to_2tuple
 
 from timm_selfconv.layers.conv_attention import tap_centers
 
-__all__ = ['ConvResidual', 'KernelSize', 'at_taps', 'conv_residual', 'grid_size', 'interior', 'tap_offsets']
+__all__ = ['ConvResidual', 'Kernel', 'KernelSize', 'at_taps', 'conv_residual', 'grid_size', 'interior', 'tap_offsets']
 
 KernelSize = Union[int, Tuple[int, int]]
+Kernel = Union[KernelSize, torch.Tensor]  # the latter: offsets of its taps
 
 
 @dataclass(frozen=True)
 class ConvResidual:
-    """Distance of a layer from expressing every K x K convolution: 0 expresses all of them, 1 nothing of any.
+    """Distance of a layer from expressing every convolution with some taps: 0 expresses all of them, 1 nothing of any.
 
     A tap's residual is the squared distance of its unit vector from the span of the heads' maps, and each number here
     is a mean over taps. It is at least 1 - heads / taps; maps that span any directions at random leave
@@ -28,8 +28,8 @@ class ConvResidual:
 
     Attributes:
         per_query: Residual of each query with coefficients of its own (Lemma 3), over the taps that fall on the grid,
-            shape (..., H, W).
-        layer: Mean over interior queries, those whose taps all fall on the grid; 0 where Lemma 3 holds.
+            shape (..., H, W); not a number where none does.
+        layer: Mean over the queries that count, see :func:`conv_residual`; 0 where Lemma 3 holds.
         shared: The same with one set of coefficients for all of them, and for all leading axes. Value matrices are such
             coefficients, so the layer can be every convolution if and only if this is 0. It is at least ``layer``.
     """
@@ -45,15 +45,6 @@ def grid_size(maps: torch.Tensor) -> Tuple[int, int]:
     return maps.shape[-2], maps.shape[-1]
 
 
-def same_padding(kernel_size: KernelSize) -> Tuple[int, int, int, int]:
-    """Padding of torch's 'same' on the left, right, top and bottom, a ValueError if it is no kernel size."""
-    size = to_2tuple(kernel_size)
-    if len(size) != 2 or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in size):
-        raise ValueError(f'kernel_size={kernel_size!r}: needs a positive integer, or two: rows and columns')
-    top, left = (size[0] - 1) // 2, (size[1] - 1) // 2
-    return left, size[1] - 1 - left, top, size[0] - 1 - top
-
-
 def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
     """Offsets ``key - query`` of a kernel's taps, in the order of its weights, where torch's 'same' padding puts them.
 
@@ -62,27 +53,45 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
 
     Returns:
         (row, column) offsets in pixels, shape (taps, 2).
+
+    Raises:
+        ValueError: If it is no kernel size.
     """
-    same_padding(kernel_size)  # refuses what is no kernel size
-    return tap_centers(to_2tuple(kernel_size), (1, 1))
+    size = to_2tuple(kernel_size)
+    if len(size) != 2 or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in size):
+        raise ValueError(f'kernel_size={kernel_size!r}: needs a positive integer, or two: rows and columns')
+    return tap_centers(size, (1, 1))
 
 
-def at_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
+def near_taps(maps: torch.Tensor, kernel: Kernel) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Attention to the pixel at each tap, or the nearest one on the grid: shape (..., H, W, taps).
+
+    Besides it returns whether the tap itself falls on the grid, shape (H, W, taps).
+    """
+    offsets = kernel if isinstance(kernel, torch.Tensor) else tap_offsets(kernel)
+    if offsets.dim() != 2 or offsets.shape[1] != 2 or not len(offsets) or bool((offsets != offsets.long()).any()):
+        raise ValueError(f'kernel of shape {list(offsets.shape)}: needs whole offsets of shape (taps, 2)')
+    rows, cols = (
+        torch.arange(n, device=maps.device)[:, None] + offsets[:, axis].long().to(maps.device)
+        for axis, n in enumerate(maps.shape[-2:]))
+    near_rows, near_cols = rows.clamp(0, maps.shape[-2] - 1), cols.clamp(0, maps.shape[-1] - 1)
+    keys = near_rows[:, None] * maps.shape[-1] + near_cols
+    on_grid = (rows == near_rows)[:, None] & (cols == near_cols)
+    return maps.flatten(-2).gather(-1, keys.expand(*maps.shape[:-2], -1)), on_grid
+
+
+def at_taps(maps: torch.Tensor, kernel: Kernel) -> torch.Tensor:
     """Attention of every query to the keys under a kernel's taps.
 
     Args:
         maps: Attention maps, or other numbers for queries and keys, shape (..., H, W, H, W).
-        kernel_size: Side, or rows and columns.
+        kernel: Side, or rows and columns; or offsets in pixels, shape (taps, 2).
 
     Returns:
-        Shape (..., taps, H, W), in the order of :func:`tap_offsets`, zero for taps outside the grid.
+        Shape (..., taps, H, W), in the order of :func:`tap_offsets` or of the offsets, zero for taps outside the grid.
     """
-    left, right, top, bottom = same_padding(kernel_size)
-    padded = F.pad(maps, (left, right, top, bottom))
-    return torch.stack([
-        padded.diagonal(i, dim1=-4, dim2=-2).diagonal(j, dim1=-3, dim2=-2)
-        for i in range(top + bottom + 1) for j in range(left + right + 1)
-    ], dim=-3)
+    near, on_grid = near_taps(maps, kernel)
+    return (near * on_grid).movedim(-1, -3)
 
 
 def interior(values: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
@@ -91,8 +100,8 @@ def interior(values: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
     Raises:
         ValueError: If there are none.
     """
-    left, right, top, bottom = same_padding(kernel_size)
     height, width = values.shape[-2:]
+    (top, left), (bottom, right) = (-tap_offsets(kernel_size)[0]).tolist(), tap_offsets(kernel_size)[-1].tolist()
     if height <= top + bottom or width <= left + right:
         raise ValueError(f'kernel_size={kernel_size!r}: needs a kernel that fits in a grid of {height} x {width}')
     return values[..., top:height - bottom, left:width - right]
@@ -107,22 +116,23 @@ def span_basis(vectors: torch.Tensor, rtol: float) -> torch.Tensor:
     return basis * (singular > rtol * singular[..., :1])[..., None, :]
 
 
-def conv_residual(maps: torch.Tensor, kernel_size: KernelSize) -> ConvResidual:
-    """Measure how far a layer is from expressing every K x K convolution (Lemma 3).
+def conv_residual(maps: torch.Tensor, kernel: Kernel) -> ConvResidual:
+    """Measure how far a layer is from expressing every convolution with some taps (Lemma 3).
 
     The squared distance of a unit vector from a span is 1 less its squared projection, so an orthonormal basis of the
     maps (float64) answers for all taps at once.
 
-    A zero-padded convolution uses fewer taps at the border, which one set of value matrices can't do: softmax gives a
-    query all of its attention wherever it is. So a layer is judged by its interior queries, as the paper crops outputs.
+    A zero-padded K x K convolution uses fewer taps at the border, which one set of value matrices can't do: softmax
+    gives a query all of its attention wherever it is. So a layer is judged by its interior queries, as the paper crops
+    outputs. A set of offsets may reach across the grid: each tap is judged by the queries from which it falls on it.
 
     Maps that are nearly equal span a direction which only large and opposite values can use. It counts if its singular
     value is more than max(keys, heads) * eps of the largest, eps of the maps' dtype: if it is no rounding error.
 
     Args:
         maps: Attention maps of a layer, shape (..., heads, H, W, H, W), query first; leading axes for images.
-        kernel_size: Side, or rows and columns, of the convolution, odd or even; for where its taps lie see
-            :func:`tap_offsets`.
+        kernel: Side, or rows and columns, of the convolution, odd or even, see :func:`tap_offsets`; or the offsets of
+            its taps in pixels, shape (taps, 2).
 
     Returns:
         Residuals of the queries and of the layer.
@@ -133,18 +143,25 @@ def conv_residual(maps: torch.Tensor, kernel_size: KernelSize) -> ConvResidual:
     height, width = grid_size(maps)
     if maps.dim() < 5:
         raise ValueError(f'maps of shape {list(maps.shape)}: needs an axis of heads before the queries')
-    interior(maps[..., 0, 0], kernel_size)  # refuses a kernel that does not fit before its taps are made
-    heads, keys = maps.shape[-5], height * width
-    rtol = max(keys, heads) * torch.finfo(maps.dtype).eps
+    by_size = not isinstance(kernel, torch.Tensor)
+    if not isinstance(kernel, torch.Tensor):
+        interior(maps[..., 0, 0], kernel)  # refuses a kernel that does not fit before its taps are made
+    rtol = max(height * width, maps.shape[-5]) * torch.finfo(maps.dtype).eps
     vectors = maps.double().movedim(-5, -1).flatten(-3, -2)  # (..., H, W, keys, heads)
 
     projections = span_basis(vectors, rtol).square().sum(-1).unflatten(-1, (height, width))
-    on_grid = at_taps(projections.new_ones(height, width, height, width), kernel_size)
-    per_query = (1 - at_taps(projections, kernel_size).sum(-3) / on_grid.sum(-3)).clamp(min=0.)
+    explained, on_grid = near_taps(projections, kernel)
+    if not on_grid.flatten(0, 1).any(0).all():
+        raise ValueError(f'kernel={kernel}: needs offsets that fall on a grid of {height} x {width}')
+    counts = on_grid.all(-1, keepdim=True).expand_as(on_grid) if by_size else on_grid
+    per_query = (1 - (explained * on_grid).sum(-1) / on_grid.sum(-1)).clamp(min=0.)
+    layer = (1 - explained[..., counts]).clamp(min=0.).mean()
 
-    # shared: the maps of all interior queries are one long vector per head, the unit vectors of a tap another
-    inside = on_grid.amin(-3)
-    basis = span_basis((vectors * inside[..., None, None]).flatten(0, -2), rtol).T.view(-1, *projections.shape)
-    components = interior(at_taps(basis, kernel_size), kernel_size).movedim(-3, 1).flatten(2)  # (basis, taps, queries)
-    shared = 1 - components.sum(-1).square().sum(0).mean() / components.shape[-1]
-    return ConvResidual(per_query, float(interior(per_query, kernel_size).mean()), float(shared.clamp(min=0.)))
+    # shared: the maps of the queries that count are one long vector per head, the unit vectors of a tap another
+    shared = torch.zeros(0)
+    for mask in counts.flatten(0, 1).T.unique(dim=0).view(-1, height, width):
+        basis = span_basis((vectors * mask[..., None, None]).flatten(0, -2), rtol).T.view(-1, *projections.shape)
+        taps = (counts == mask[..., None]).flatten(0, 1).all(0)
+        components = near_taps(basis, kernel)[0][..., taps][..., mask, :].flatten(1, -2)  # (basis, queries, taps)
+        shared = torch.cat([shared.to(basis), 1 - components.sum(1).square().sum(0) / components.shape[1]])
+    return ConvResidual(per_query, float(layer), float(shared.mean().clamp(min=0.)))

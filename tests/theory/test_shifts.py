@@ -1,0 +1,112 @@
+"""Heads as shifts, against dense float64 attention by one-hot maps, and against convolutions."""
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+
+from head_maps import shift_maps
+from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.theory import ShiftAttention2d, learned_kernels, to_shifts, with_shifts
+from tiny_nets import noise, random_net
+
+OFFSETS = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=3, max_size=3)
+
+
+def dense(attn, maps, x):
+    """Equation (1) of the paper with given maps, shape (heads, H, W, H, W), for x, (B, H, W, dim)."""
+    gathered = torch.einsum('hijkl,bklc->bijhc', maps, x)
+    return attn.proj(attn.value(gathered.flatten(3)))
+
+
+def sharp_net(offsets, encoding='quadratic', **kwargs):
+    """A net in float64 whose first layer is one-hot to 1e-15 at offsets, a head each, and whose second is not."""
+    net = random_net(encoding, num_heads=len(offsets), **kwargs)
+    net.pretrained_cfg = dict(input_size=(3, 8, 8))
+    with torch.no_grad():
+        net.blocks[0].attn.encoding.centers.copy_(torch.tensor(offsets))
+        spreads = net.blocks[0].attn.encoding.spreads
+        spreads.copy_(30. if spreads.dim() == 1 else 30. * torch.eye(2).expand_as(spreads))
+    return net
+
+
+@settings(deadline=None, max_examples=25)
+@given(OFFSETS, st.sets(st.integers(0, 2), min_size=1), st.integers(1, 5), st.integers(1, 6), st.booleans())
+def test_a_layer_of_shifts_and_attention_against_dense_maps(offsets, heads, height, width, narrow):
+    torch.manual_seed(0)
+    attn = SelfAttention2d(6, 3, head_dim=2 if narrow else None, dtype=torch.double).eval()
+    x, shifts = noise(2, height, width, 6), [(head, offsets[head]) for head in sorted(heads)]
+    maps = attn.attention_probs(x)[0].clone()
+    maps[sorted(heads)] = shift_maps([offset for _, offset in shifts], height, width)
+    with torch.no_grad():
+        torch.testing.assert_close(ShiftAttention2d(attn, shifts)(x), dense(attn, maps, x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen'])
+def test_one_hot_maps_convert_exactly_borders_included(encoding):
+    net, images = sharp_net([(0, 1), (-2, 0), (1, -1), (4, 0)], encoding), noise(2, 3, 8, 8)
+    shifted, report = to_shifts(net, 0.9)
+    assert report.shifts[0] == [(0, (0, 1)), (1, (-2, 0)), (2, (1, -1)), (3, (3, 0))]  # of 4 rows, 3 reach the end
+    assert report.lost[0] == pytest.approx(0., abs=1e-12) and report.heads == 8
+    assert isinstance(shifted.blocks[0].attn, ShiftAttention2d) and shifted.blocks[0].attn.rest is None
+    with torch.no_grad():
+        torch.testing.assert_close(shifted(images), net(images), rtol=0, atol=1e-11)
+
+
+def test_a_layer_of_shifts_is_a_sparse_convolution():
+    offsets = [(0, 1), (-2, 0), (1, -1), (1, 2)]
+    net, x = sharp_net(offsets), noise(2, 5, 6, 8)
+    attn = net.blocks[0].attn
+    layer = ShiftAttention2d(attn, list(enumerate(offsets)))
+    weight = torch.zeros(8, 8, 5, 5).double()
+    for (row, col), own in zip(offsets, attn.value.weight.unflatten(1, (4, 8)).unbind(1)):
+        weight[:, :, row + 2, col + 2] = attn.proj.weight @ own
+    padded = F.pad(x.permute(0, 3, 1, 2), (2, 2, 2, 2), 'replicate')
+    bias = attn.proj(attn.value.bias)
+    torch.testing.assert_close(layer(x), F.conv2d(padded, weight, bias).permute(0, 2, 3, 1), rtol=0, atol=1e-11)
+
+
+def test_the_report_says_what_is_lost():
+    """Halfway between two pixels a head gives each half: the shift loses the other half, but none beyond the border."""
+    net = sharp_net([(0, 1), (0, 1)])
+    net.blocks[0].attn.encoding.centers.data[1, 1] = 0.5 + 1e-9
+    report = to_shifts(net, 0.4)[1]
+    assert report.shifts[0] == [(0, (0, 1)), (1, (0, 1))]
+    assert report.lost[0] == pytest.approx((0. + 0.5 * 3 / 4) / 2, abs=1e-6)  # of 4 columns, the last looks at itself
+    assert to_shifts(net, 0.6)[1].shifts[0] == [(0, (0, 1))]
+    everything = to_shifts(net, 0.)[1]
+    assert [len(own) for own in everything.shifts] == [2, 2]
+    assert str(everything) == '4 of 4 heads are shifts, by layer 2, 2'
+    assert [own[0].least for own in (k.heads for k in learned_kernels(net))][0] == pytest.approx(1.)
+
+
+def test_weights_train_and_offsets_do_not():
+    net = sharp_net([(0, 1), (2, 0)]).train()
+    shifted, report = to_shifts(net, 0.9)
+    shifted(noise(2, 3, 8, 8)).sum().backward()
+    assert shifted.training and all(p.grad is not None for p in shifted.parameters())
+    assert not any('offset' in name or 'rest' in name for name, _ in shifted.blocks[0].attn.named_parameters())
+    again = with_shifts(sharp_net([(0, 1), (2, 0)], seed=5), report.shifts)
+    again.load_state_dict(shifted.state_dict())
+    images = noise(2, 3, 12, 8, seed=3)  # another size than the offsets were found on
+    torch.testing.assert_close(again.eval()(images), shifted.eval()(images), rtol=0, atol=0)
+    exported = torch.export.export(shifted, (images,)).module()
+    torch.testing.assert_close(exported(images), shifted(images))
+
+
+@pytest.mark.parametrize('name', ['sa_learned_content_cifar', 'resnet_tiny_cifar', 'convit_tiny'])
+def test_other_nets_are_refused(name, small_net):
+    net = small_net(name) if name != 'convit_tiny' else timm.create_model(name, embed_dim=8, depth=1)
+    with pytest.raises(ValueError, match='needs SelfAttention2d layers that attend by position only'):
+        to_shifts(net)
+
+
+def test_bad_shifts_are_named(small_net):
+    net = small_net('sa_quadratic_cifar')
+    for wrong in ([(2, (0, 0))], [(0, (0, 0)), (0, (0, 1))]):
+        with pytest.raises(ValueError, match='needs heads from 0 to 1, each once'):
+            with_shifts(net, [wrong, [], []])
+    with pytest.raises(ValueError, match='shifts for 1 layers: needs them for 3'):
+        with_shifts(net, [[]])
+    with pytest.raises(ValueError, match='threshold=2: needs a number from 0 to 1'):
+        to_shifts(net, 2)

@@ -1,0 +1,177 @@
+"""The convolution that a layer learned: the offsets that its heads attend to at every query.
+
+A head that gives nearly all of its attention to one offset is a shift of the image, and a layer of such heads is a
+convolution with a sparse kernel. The paper's conclusion calls it a generalised CNN: it learns where its taps lie.
+Beyond the border of the grid, the pixel at an offset is the nearest one inside, as in padding 'replicate'.
+"""
+import copy
+from dataclasses import dataclass, replace
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+
+import torch
+import torch.nn as nn
+from timm.models._input import get_model_input_config
+
+from timm_selfconv.layers import ConvAttention, SelfAttention2d
+from .residual import conv_residual, grid_size, near_taps
+
+__all__ = ['HeadOffset', 'LearnedKernel', 'learned_kernel', 'learned_kernels', 'untrained_copy']
+
+Offset = Tuple[int, int]
+T = TypeVar('T')
+
+
+@dataclass(frozen=True)
+class HeadOffset:
+    """The offset that a head attends to most.
+
+    Attributes:
+        offset: (row, column) in pixels from the query.
+        mean: Mean attention to the pixel there, or beyond the border to the nearest one inside, over all queries and
+            images: the share that a shift keeps.
+        least: Least attention to the pixel there, over all images and the queries from which it is on the grid.
+        in_every_image: Whether this offset has the largest mean in every image.
+    """
+    offset: Offset
+    mean: float
+    least: float
+    in_every_image: bool
+
+
+@dataclass(frozen=True)
+class LearnedKernel:
+    """The taps of a layer: offsets of the heads that have a fixed one.
+
+    Attributes:
+        heads: The most attended offset of each head.
+        threshold: A head's offset is fixed if its least attention is above this.
+        taps: The fixed offsets, each once.
+        fixed: Heads with a fixed offset.
+        reach: Distance of the farthest tap in pixels, None without taps.
+        residual: Distance from expressing every convolution with these taps, see :func:`conv_residual`, with one set of
+            coefficients for all queries and images; None without taps.
+        residual_3x3: The same for 3 x 3 kernels; None on smaller grids.
+        untrained: The same of the net before training, its residual to the taps of the trained net; None if unknown.
+    """
+    heads: List[HeadOffset]
+    threshold: float
+    taps: List[Offset]
+    fixed: List[int]
+    reach: Optional[float]
+    residual: Optional[float]
+    residual_3x3: Optional[float]
+    untrained: Optional['LearnedKernel'] = None
+
+    @property
+    def distinct(self) -> bool:
+        """True if no two heads share a tap."""
+        return len(self.taps) == len(self.fixed)
+
+
+def most_attended(maps: torch.Tensor) -> List[HeadOffset]:
+    """The most attended offset of each head of maps, shape (images, heads, H, W, H, W)."""
+    height, width = grid_size(maps)
+    offsets = torch.cartesian_prod(torch.arange(1 - height, height), torch.arange(1 - width, width))
+    rows = offsets.split(2 * width - 1)  # a row of offsets at a time, as all take much memory
+    means = torch.cat([near_taps(maps, row)[0].mean((-3, -2)) for row in rows], -1)
+    best, heads = means.mean(0).argmax(-1), []
+    for head, number in enumerate(best.tolist()):
+        seen, on_grid = near_taps(maps[:, head], offsets[number, None])
+        everywhere = bool((means[:, head].argmax(-1) == number).all())
+        row, col = offsets[number].tolist()
+        heads.append(HeadOffset((row, col), float(seen.mean()), float(seen[:, on_grid].amin()), everywhere))
+    return heads
+
+
+def learned_kernel(
+        maps: torch.Tensor,
+        threshold: float = 0.5,
+        taps: Optional[Sequence[Offset]] = None,
+) -> LearnedKernel:
+    """The kernel that a layer learned, from its attention maps.
+
+    Args:
+        maps: Attention maps, shape (..., heads, H, W, H, W), query first; leading axes for images.
+        threshold: Share of a query's attention, from 0 to 1. No two offsets have more than half.
+        taps: Offsets that the residual is taken to, the layer's own taps by default.
+
+    Returns:
+        The kernel.
+
+    Raises:
+        ValueError: If the maps have another shape, or the threshold is no share.
+    """
+    if not 0 <= threshold <= 1:
+        raise ValueError(f'threshold={threshold!r}: needs a number from 0 to 1')
+    if maps.dim() < 5:
+        raise ValueError(f'maps of shape {list(maps.shape)}: needs an axis of heads before the queries')
+    heads = most_attended(maps.flatten(0, -6) if maps.dim() > 5 else maps[None])
+    fixed = [number for number, head in enumerate(heads) if head.least > threshold]
+    own = sorted({heads[number].offset for number in fixed})
+    taps = own if taps is None else taps
+    return LearnedKernel(
+        heads, threshold, own, fixed, max([(row ** 2 + col ** 2) ** 0.5 for row, col in own], default=None),
+        conv_residual(maps, torch.tensor(taps)).shared if taps else None,
+        conv_residual(maps, 3).shared if min(grid_size(maps)) >= 3 else None)
+
+
+def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
+    """The same net as it is before any training; None if it can't initialise itself, heads included."""
+    model = copy.deepcopy(model)
+    init_weights: Any = getattr(model, 'init_weights', None)
+    if init_weights is None or any(isinstance(m, ConvAttention) for m in model.modules()):
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        init_weights()
+    return model
+
+
+@torch.no_grad()
+def look_at_maps(model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T]) -> List[T]:
+    """Apply a function to the maps of each :class:`SelfAttention2d` of a net in turn, in eval mode, as they run."""
+    seen: List[T] = []
+    model = copy.deepcopy(model).eval()
+    for layer in model.modules():
+        if isinstance(layer, SelfAttention2d):
+            layer.register_forward_pre_hook(lambda layer, args: seen.append(look(layer.attention_probs(*args))))
+    model(images)
+    return seen
+
+
+def learned_kernels(
+        model: nn.Module,
+        images: Optional[torch.Tensor] = None,
+        threshold: float = 0.5,
+) -> List[LearnedKernel]:
+    """The kernel that each layer of a net learned, and the same of the net before training.
+
+    Args:
+        model: A net with :class:`SelfAttention2d` layers; it is left as it is. For maps of other nets see
+            :func:`learned_kernel`.
+        images: Images as the net takes them, shape (B, C, height, width), for a net that looks at content: its fixed
+            heads are those with the same offset in every image. A net made by timm that attends by position only needs
+            none.
+        threshold: See :func:`learned_kernel`.
+
+    Returns:
+        One kernel for each layer, in the order they run.
+
+    Raises:
+        ValueError: If the net has no such layers, there are no images where it needs some, or the threshold is no
+            share.
+    """
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
+    if not layers:
+        raise ValueError(f'model={type(model).__name__}: needs a net with SelfAttention2d layers')
+    if images is None:
+        if any(layer.terms != ('position',) for layer in layers) or not hasattr(model, 'pretrained_cfg'):
+            raise ValueError('images: this net looks at content or has no image size of its own, so it needs some')
+        images = next(model.parameters()).new_zeros(1, *get_model_input_config(model)['input_size'])
+    kernels = look_at_maps(model, images, lambda maps: learned_kernel(maps, threshold))
+    before = untrained_copy(model)
+    if before is None:
+        return kernels
+    taps = iter([kernel.taps for kernel in kernels])
+    untrained = look_at_maps(before, images, lambda maps: learned_kernel(maps, threshold, next(taps)))
+    return [replace(kernel, untrained=first) for kernel, first in zip(kernels, untrained)]
