@@ -261,7 +261,7 @@ def test_baselines_of_statistics():
 def test_position_only_nets_need_no_images():
     drawn = figures.draw_figures(quadratic_net(), net='quadratic: 3 epochs')
     assert all('quadratic: 3 epochs' in texts(figure)[1] for figure in drawn.values())
-    assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'statistics']
+    assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'kernels']
     expected = maps_module.attention_maps(quadratic_net(), torch.zeros(1, 3, 32, 32))
     assert_drawn(panels(drawn['attention']), torch.cat([m[0, :, 8, 8] for m in expected]), rtol=0, atol=0)
     assert not any('mean over' in text for text in texts(drawn['attention']))
@@ -280,7 +280,7 @@ def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     drawn = figures.draw_figures(net, images, ['cat'], query=(1, 2))
     token = 'hier' not in name
     assert list(drawn) == [
-        'centers', 'attention', 'attention-7x7', 'average', 'statistics', *['class'] * token,
+        'centers', 'attention', 'attention-7x7', 'average', 'statistics', 'kernels', *['class'] * token,
         'attention-cat', 'overlay-cat', 'average-cat', *['class-cat'] * token]
     if token:
         class_maps = maps_module.class_attention(net, images)

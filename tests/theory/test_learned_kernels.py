@@ -117,7 +117,7 @@ def test_kernels_of_nets_before_and_after(name):
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match='threshold=1.5: needs a number from 0 to 1'):
+    with pytest.raises(ValueError, match=r'threshold=1\.5: needs a number from 0 to 1'):
         learned_kernel(random_maps(1, 3, 3), 1.5)
     with pytest.raises(ValueError, match='needs an axis of heads'):
         learned_kernel(random_maps(3, 3))

@@ -77,7 +77,7 @@ def test_the_report_says_what_is_lost():
     everything = to_shifts(net, 0.)[1]
     assert [len(own) for own in everything.shifts] == [2, 2]
     assert str(everything) == '4 of 4 heads are shifts, by layer 2, 2'
-    assert [own[0].least for own in (k.heads for k in learned_kernels(net))][0] == pytest.approx(1.)
+    assert learned_kernels(net)[0].heads[0].least == pytest.approx(1.)
 
 
 def test_weights_train_and_offsets_do_not():

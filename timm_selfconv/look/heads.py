@@ -198,7 +198,7 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     } for layer in layers]
     text = '\n\n'.join(tabulate(
         rows, headers='keys', disable_numparse=True, colalign=(*['right'] * (len(rows[0]) - 1), 'left'),
-        maxcolwidths=[*[None] * (len(rows[0]) - 1), 50]) for rows in (heads, summary, kernels))
+        maxcolwidths=[*[None] * (len(rows[0]) - 1), 40]) for rows in (heads, summary, kernels))
     k = f'{kernel_size} x {kernel_size}'
     return text + '\n\n' + (
         "Centre (row, column from the query), spread and distance in pixels of the layer's grid, entropy in nats;\n"

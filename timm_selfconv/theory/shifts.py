@@ -117,8 +117,9 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
         raise ValueError(f'shifts for {len(shifts)} layers: needs them for {len(layers)}')
     net = plain_copy(model, ATTENTION)
     for (name, _), own in zip(layers, shifts):
+        layer: Any = net.get_submodule(name)
         if own:
-            net.set_submodule(name, ShiftAttention2d(net.get_submodule(name), own))
+            net.set_submodule(name, ShiftAttention2d(layer, own))
     return net
 
 

@@ -1,6 +1,5 @@
 """All the figures that apply to a net."""
-import copy
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -9,13 +8,13 @@ from timm.models._input import get_model_input_config
 from tqdm import tqdm
 
 from timm_selfconv.data import to_picture
-from timm_selfconv.layers import ConvAttention
 from timm_selfconv.look.attention_maps import attention_maps, class_attention, footprint_weights, has_class_token, \
     has_footprints, layer_names, looks_at_content
 from timm_selfconv.look.heads import LayerReport, report_maps
-from timm_selfconv.theory import encoding_blobs
+from timm_selfconv.theory import encoding_blobs, untrained_copy
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
+from .kernels import figure_kernels
 from .maps import figure_average, figure_query
 from .statistics import baselines, figure_heads, figure_statistics
 
@@ -46,18 +45,6 @@ def over_images(number: int) -> str:
     return f'mean over {number} images; ' if number > 1 else ''
 
 
-def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
-    """The same net as it is before any training; None if it can't initialise itself anew, heads included."""
-    model = copy.deepcopy(model)
-    init_weights: Any = getattr(model, 'init_weights', None)
-    if init_weights is None or any(isinstance(m, ConvAttention) for m in model.modules()):
-        return None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        init_weights()
-    return model
-
-
 def draw_figures(
         model: nn.Module,
         images: Optional[torch.Tensor] = None,
@@ -82,7 +69,7 @@ def draw_figures(
         versus: Reports on other nets' heads, see :func:`figure_heads`.
 
     Returns:
-        Figures by name: 'centers', 'attention', 'attention-7x7', 'average' and 'statistics'; for every named image,
+        Figures by name: 'centers', 'attention', 'attention-7x7', 'average', 'statistics' and 'kernels'; for every named image,
         'attention-NAME', 'overlay-NAME' and 'average-NAME'; of a class token 'class' and 'class-NAME'; beside other
         nets 'heads'; of a run 'training'; of vector attention only 'footprints'.
 
@@ -126,6 +113,7 @@ def draw_figures(
         f'attention-{WINDOW}x{WINDOW}': figure_query(maps, query, WINDOW, note, net=net),
         'average': figure_average(maps, note, net=net),
         'statistics': figure_statistics(layers, KERNEL_SIZE, over_images(len(seen)), against, net),
+        'kernels': figure_kernels(layers, over_images(len(seen)), net),
     }
     if versus:
         figures['heads'] = figure_heads({net: layers, **versus}, KERNEL_SIZE, over_images(len(seen)))

@@ -1,0 +1,68 @@
+"""The convolution that each layer learned: the offsets of its heads (the sparse convolution of the paper's conclusion).
+"""
+import math
+from typing import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from timm_selfconv.look.heads import LayerReport
+from .centers import layer_panels
+from .style import HALO, head_style, styled
+
+__all__ = ['figure_kernels']
+
+KEY = (
+    'filled square: a head of a fixed offset, its area the mean attention to that pixel, numbers: its heads; '
+    'dashed circle: another head, around the centre of its attention, its radius the spread; '
+    'cross: the query, in a 3 x 3 kernel')
+
+
+def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
+    """A layer's taps and wide heads on pixels up to a distance from the query."""
+    lines = [x + 0.5 for x in range(-reach - 1, reach + 1)]
+    ax.hlines(lines, -reach - 0.5, reach + 0.5, color='0.9', linewidth=0.3, zorder=-2)
+    ax.vlines(lines, -reach - 0.5, reach + 0.5, color='0.9', linewidth=0.3, zorder=-2)
+    ax.add_patch(Rectangle((-1.5, -1.5), 3, 3, fill=False, linewidth=0.6, zorder=2))
+    ax.plot(0, 0, marker='+', color='black', markersize=4, markeredgewidth=0.6, zorder=3)
+    for number, head in enumerate(layer.kernel.heads):
+        if number not in layer.kernel.fixed:
+            row, col = layer.heads[number].center
+            ax.add_patch(Circle(
+                (col, row), layer.heads[number].spread, fill=False, color=head_style(number)[0], linestyle='--',
+                linewidth=0.5))
+    for row, col in layer.kernel.taps:
+        heads = [number for number in layer.kernel.fixed if layer.kernel.heads[number].offset == (row, col)]
+        for number in heads:
+            side = math.sqrt(layer.kernel.heads[number].mean)
+            ax.add_patch(Rectangle(
+                (col - side / 2, row - side / 2), side, side, facecolor=head_style(number)[0], linewidth=0, alpha=0.85))
+        ax.text(
+            col, row, ','.join(map(str, heads)), ha='center', va='center', fontsize=4, color=head_style(heads[0])[0],
+            weight='bold', path_effects=HALO, zorder=4).set_in_layout(False)
+    ax.set(xlim=(-reach - 0.5, reach + 0.5), ylim=(reach + 0.5, -reach - 0.5), aspect='equal')
+    ax.set_title(f'layer {layer.layer}: {len(layer.kernel.fixed)} of {len(layer.heads)} heads, '
+                 f'{len(layer.kernel.taps)} offset{"" if len(layer.kernel.taps) == 1 else "s"}')
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_tick_params(length=0)
+
+
+@styled
+def figure_kernels(layers: Sequence[LayerReport], small: str = '', net: str = '') -> Figure:
+    """The taps that the heads of each layer are, a panel a layer, offsets in pixels.
+
+    Args:
+        layers: What :func:`timm_selfconv.look.heads.report_heads` returns.
+        small: More of the small print, such as what the numbers are means over.
+        net: Which net it is, for the title.
+    """
+    wide = [head.center for layer in layers for head in layer.heads if head.head not in layer.kernel.fixed]
+    offsets = [offset for layer in layers for offset in layer.kernel.taps] + wide
+    reach = max(2, math.ceil(max(abs(x) for offset in offsets for x in offset)) + 1)
+    figure, axes = layer_panels(len(layers), 'Convolutions that the heads learned', f'{small}{KEY}', net, True)
+    for ax, layer in zip(axes, layers):
+        draw_kernel(ax, layer, reach)
+    return figure
