@@ -69,9 +69,9 @@ def draw_figures(
         versus: Reports on other nets' heads, see :func:`figure_heads`.
 
     Returns:
-        Figures by name: 'centers', 'attention', 'attention-7x7', 'average', 'statistics' and 'kernels'; for every named image,
-        'attention-NAME', 'overlay-NAME' and 'average-NAME'; of a class token 'class' and 'class-NAME'; beside other
-        nets 'heads'; of a run 'training'; of vector attention only 'footprints'.
+        Figures by name: 'centers', 'attention', 'attention-7x7', 'average', 'statistics' and 'kernels'; for every named
+        image, 'attention-NAME', 'overlay-NAME' and 'average-NAME'; of a class token 'class' and 'class-NAME'; beside
+        other nets 'heads'; of a run 'training'; of vector attention only 'footprints'.
 
     Raises:
         ValueError: If the net has no attention that can be read, looks at content and there are no images, the query is

@@ -27,11 +27,10 @@ def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
     ax.vlines(lines, -reach - 0.5, reach + 0.5, color='0.9', linewidth=0.3, zorder=-2)
     ax.add_patch(Rectangle((-1.5, -1.5), 3, 3, fill=False, linewidth=0.6, zorder=2))
     ax.plot(0, 0, marker='+', color='black', markersize=4, markeredgewidth=0.6, zorder=3)
-    for number, head in enumerate(layer.kernel.heads):
-        if number not in layer.kernel.fixed:
-            row, col = layer.heads[number].center
+    for head in layer.heads:
+        if head.head not in layer.kernel.fixed:
             ax.add_patch(Circle(
-                (col, row), layer.heads[number].spread, fill=False, color=head_style(number)[0], linestyle='--',
+                head.center[::-1], head.spread, fill=False, color=head_style(head.head)[0], linestyle='--',
                 linewidth=0.5))
     for row, col in layer.kernel.taps:
         heads = [number for number in layer.kernel.fixed if layer.kernel.heads[number].offset == (row, col)]
