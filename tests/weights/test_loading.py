@@ -1,10 +1,10 @@
-import shutil
+import dataclasses
 import socket
-from pathlib import Path
 
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 from timm.models import generate_default_cfgs
 
 from timm_selfconv import weights
@@ -60,37 +60,14 @@ def test_weights_of_ones_own_need_none_that_ship(tmp_path):
         torch.testing.assert_close(loaded.state_dict(), model.state_dict())
 
 
-@pytest.fixture
-def shipped(tmp_path, monkeypatch):
-    """A weight file of the package, to be damaged."""
-    file = tmp_path / 'net.safetensors'
-    shutil.copyfile(weights.weights_path('resnet_tiny_cifar'), file)
-    monkeypatch.setattr(loading, 'weights_path', lambda name: file)
-    return file
-
-
-def test_a_bit_that_flips_between_two_loads_is_noticed(shipped):
-    timm.create_model('resnet_tiny_cifar', pretrained=True)
-    content = bytearray(shipped.read_bytes())
-    content[len(content) // 2] ^= 1
-    shipped.write_bytes(content)
-    with pytest.raises(RuntimeError, match=r'resnet_tiny_cifar: .* damaged or of another version .* install .* anew'):
-        timm.create_model('resnet_tiny_cifar', pretrained=True)
-
-
 @pytest.mark.parametrize('features_only', [False, True])
-def test_the_bytes_that_are_checked_are_those_that_are_loaded(shipped, monkeypatch, features_only):
-    wanted = timm.create_model('resnet_tiny_cifar', pretrained=True, features_only=features_only)
-
-    def read_and_damage(path):
-        content = read(path)
-        if path == shipped:
-            path.write_bytes(b'other')
-        return content
-
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, 'read_bytes', read_and_damage)
-    model = timm.create_model('resnet_tiny_cifar', pretrained=True, features_only=features_only)
-    torch.testing.assert_close(model.state_dict(), wanted.state_dict(), rtol=0, atol=0)
-    for module in model.modules():  # no second copy of the weights
-        assert 'state_dict' not in getattr(module, 'pretrained_cfg', {})
+def test_files_of_the_package_load_as_files_and_other_sources_come_first(tmp_path, monkeypatch, features_only):
+    name = 'resnet_tiny_cifar'
+    model = timm.create_model(name, pretrained=True, features_only=features_only)
+    wanted = load_file(weights.weights_path(name))
+    loaded = {key.replace('model.', '', 1) if features_only else key: v for key, v in model.state_dict().items()}
+    assert loaded and all(torch.equal(value, wanted[key].to(value.dtype)) for key, value in loaded.items())
+    cfg = timm.get_pretrained_cfg(name)
+    assert loading.weights_file(cfg) == weights.weights_path(name)
+    for other in (dict(hf_hub_id='me/other'), dict(file='own.safetensors'), dict(source='hf-hub')):
+        assert loading.weights_file(dataclasses.replace(cfg, **other)) is None

@@ -2,6 +2,7 @@ import re
 
 import pytest
 import safetensors.torch
+import timm
 import torch
 import torch.nn as nn
 from huggingface_hub import ModelCard
@@ -9,7 +10,7 @@ from PIL import Image
 
 from timm_selfconv import files, weights
 from timm_selfconv.measure.tables import zoo_counts
-from timm_selfconv.weights import WEIGHTS_DIR, publishing, saving
+from timm_selfconv.weights import WEIGHTS_DIR, saving
 
 
 def test_weights_are_saved_whole_and_never_over_others(tmp_path):
@@ -70,11 +71,23 @@ def test_what_a_card_says_runs(name, tmp_path, monkeypatch):
     assert scope['probabilities'].shape == (10,) and len(scope['features']) > 1
 
 
-def test_what_is_no_net_is_not_published(tmp_path):
-    (tmp_path / 'config.json').touch()
-    for folder in (tmp_path, tmp_path / 'nowhere'):
-        with pytest.raises(ValueError, match=rf"folder='{folder}': needs config.json and model.safetensors"):
-            publishing.publish(folder, 'nobody/nothing')
+@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'san_pairwise_hier_cifar', 'resvit_cifar', 'resnet18_cifar'])
+def test_folders_are_read_by_timm_and_by_transformers(name, small_net, images, tmp_path):
+    transformers = pytest.importorskip('transformers')
+    net, x = small_net(name, num_classes=3, img_size=16).eval(), images(2, 3, 16, 16)
+    for labels, folder in ((('one', 'two', 'three'), tmp_path / 'own'), (None, tmp_path / 'unnamed')):
+        net.pretrained_cfg['label_names'] = labels
+        saving.save_folder(net, folder)
+        safetensors.torch.save_file(  # half the size, computed with in float32
+            {key: v.half() if v.is_floating_point() else v for key, v in net.state_dict().items()},
+            folder / 'model.safetensors', metadata=dict(format='pt'))
+        by_timm = timm.create_model(f'local-dir:{folder}', pretrained=True).eval()
+        by_transformers = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+        logits = by_transformers(x).logits
+        torch.testing.assert_close(logits, by_timm(x), rtol=0, atol=0)
+        assert logits.dtype == torch.float32 and logits.shape == (2, 3)
+        assert [*by_transformers.config.id2label.values()] == [*(labels or ('LABEL_0', 'LABEL_1', 'LABEL_2'))]
+        assert by_timm.pretrained_cfg.get('label_names') == (labels and [*labels])
 
 
 def test_a_weight_file_has_one_checksum_of_those_in_order(tmp_path):

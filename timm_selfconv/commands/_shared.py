@@ -2,6 +2,7 @@
 import difflib
 import re
 from argparse import ArgumentParser, ArgumentTypeError
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional
@@ -93,17 +94,17 @@ def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = 
     import timm
     import torch
     from timm_selfconv.models import zoo_names  # registers the nets, too
-    from timm_selfconv.weights.loading import require_hub
+    from timm_selfconv.weights.loading import hub_errors
 
     if untrained:
         torch.manual_seed(seed)
     try:
         own = name.partition('.')[0] in zoo_names() or ':' in name
         config = None if own or checkpoint or untrained else timm.get_pretrained_cfg(name)
-        if name.startswith(('hf-hub:', 'hf_hub:')) or (config and config.hf_hub_id):
-            require_hub()
+        of_hub = name.startswith(('hf-hub:', 'hf_hub:')) or (config and config.hf_hub_id)
         overlay = dict(file=checkpoint) if checkpoint else None
-        model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
+        with hub_errors(name) if of_hub else nullcontext():
+            model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
     except Exception as e:  # a file that is broken raises anything, a pickle above all
         if checkpoint is None and ':' not in name:  # its own weights, or none: anything but this is a bug
             if isinstance(e, (RuntimeError, OSError)):

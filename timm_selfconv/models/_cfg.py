@@ -8,7 +8,7 @@ from timm.models._builder import resolve_pretrained_cfg
 
 from ._base import ZooNet
 from timm_selfconv.weights import LICENSE, provenance
-from timm_selfconv.weights.loading import own_state_dict, weight_sources
+from timm_selfconv.weights.loading import weight_sources, weights_file
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
 
@@ -61,13 +61,10 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
                 f'{variant} has no trained weights yet{which}. Train it (recipes/README.md says how), give weights of '
                 "your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
                 "timm.list_models('*_cifar', pretrained=True)")
-        state_dict = own_state_dict(cfg)
-        if state_dict is not None:
-            kwargs['pretrained_cfg_overlay'] = dict(kwargs.get('pretrained_cfg_overlay') or {}, state_dict=state_dict)
-    model = build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
-    for module in model.modules():  # timm keeps the configuration, and in it all weights once more
-        getattr(module, 'pretrained_cfg', {}).pop('state_dict', None)
-    return model
+        file = weights_file(cfg, kwargs.get('cache_dir'))
+        if file is not None:
+            kwargs['pretrained_cfg_overlay'] = dict(kwargs.get('pretrained_cfg_overlay') or {}, file=str(file))
+    return build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
 
 
 def zoo_names() -> List[str]:

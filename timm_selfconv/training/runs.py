@@ -131,7 +131,6 @@ def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
     name = folder.resolve().name
     net: Any = copy.deepcopy(training.result).to(memory_format=torch.contiguous_format).cpu()
     classes, (height, width) = class_names(net, net.num_classes), training.images.shape[-2:]
-    net.pretrained_cfg.pop('label_names', None)  # where transformers looks, they lie one level higher
     card = card_text(
         name,
         f"`{net.pretrained_cfg['architecture']}` for pictures of {height} x {width} pixels and {len(classes)} classes: "
@@ -139,8 +138,7 @@ def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
         {**facts, 'validation accuracy': f"{training.history[-1]['eval_top1'] / 100:.4f} (in eval mode)"},
         f"'local-dir:{name}', pretrained=True")
     with tempfile.TemporaryDirectory() as temporary:
-        write_net(net, temporary, label_names=classes)
-        Path(temporary, 'README.md').write_text(card)
+        write_net(net, temporary, card)
         for file in (WEIGHTS_FILE, 'README.md', 'config.json'):  # the last makes a net of a folder
             replace_file(folder / file, partial(shutil.copyfile, Path(temporary, file)))
     return f'local-dir:{folder}'

@@ -1,20 +1,17 @@
-"""Weights of the zoo's nets: the package's, else those in the Hub's cache, else the Hub's. Their bytes are checked."""
+"""Weights of the zoo's nets: the package's files, else files of the Hub, which are checked when they arrive."""
 import os
-import re
-from hashlib import sha256
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
 
-import safetensors.torch
-import torch
-from huggingface_hub import constants, get_hf_file_metadata, get_session, hf_hub_download, hf_hub_url, \
-    try_to_load_from_cache
+from huggingface_hub import constants, get_session, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.utils import LocalEntryNotFoundError, RepositoryNotFoundError
 from timm.models import PretrainedCfg
 
+from timm_selfconv.files import sha256
 from . import checksums, weights_path
 
-__all__ = [
-    'OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_id', 'own_state_dict', 'read_weights', 'require_hub', 'weight_sources']
+__all__ = ['OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_errors', 'hub_id', 'require_hub', 'weight_sources', 'weights_file']
 
 WEIGHTS_FILE = 'model.safetensors'  # on the Hub
 OWNER = os.environ.get('TIMM_SELFCONV_HUB', 'timm-selfconv')
@@ -37,47 +34,38 @@ def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
         if entry in checksums() else {} for entry in (*tagged, name)}
 
 
-def own_state_dict(cfg: PretrainedCfg) -> Optional[Dict[str, torch.Tensor]]:
-    """State dict that a configuration of :func:`weight_sources` stands for, parsed from bytes that were checked.
+def weights_file(cfg: PretrainedCfg, cache_dir: Optional[str] = None) -> Optional[Path]:
+    """Weight file of a configuration of :func:`weight_sources`: the package's, else the Hub's in the client's cache.
+
+    Args:
+        cfg: The configuration.
+        cache_dir: The client's cache, if it is not the usual one.
 
     Returns:
-        None if the configuration names weights from elsewhere.
+        Its path; None if the configuration names weights from elsewhere.
 
     Raises:
-        RuntimeError: See :func:`read_weights`.
+        OSError: If it has to be downloaded and can't be.
+        RuntimeError: If the file that arrives is not the one that this version of the package was released with.
     """
     name = f'{cfg.architecture}.{cfg.tag}'.removesuffix('.cifar10')
     if cfg.state_dict or cfg.file or cfg.source not in (None, '', 'timm') or cfg.hf_hub_id != hub_id(name):
         return None
-    return safetensors.torch.load(read_weights(name))
-
-
-def read_weights(name: str) -> bytes:
-    """Content of a weight file: the package's, else that in the Hub's cache if it is whole, else the Hub's.
-
-    Args:
-        name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
-
-    Raises:
-        RuntimeError: If it can't be had, or its bytes are not those that this version of the package was released with.
-    """
-    def whole(content: bytes) -> bool:
-        return sha256(content).hexdigest() == checksums()[name]
-
-    path = weights_path(name)
-    if path.is_file():
-        content, remedy = path.read_bytes(), f'{path} is not the one of the package: install it anew'
-    else:
-        cached = try_to_load_from_cache(f'{OWNER}/{name}', WEIGHTS_FILE, revision=REVISION)
-        content = Path(cached).read_bytes() if isinstance(cached, str) else b''
-        if not whole(content):
-            content = download(name, anew=isinstance(cached, str)).read_bytes()
-        remedy = f'{OWNER}/{name} on {constants.ENDPOINT} holds others than this version of timm_selfconv: update it'
-    if not whole(content):
+    if weights_path(name).is_file():
+        return weights_path(name)
+    repo: Dict[str, Any] = dict(
+        repo_id=f'{OWNER}/{name}', filename=WEIGHTS_FILE, revision=REVISION, cache_dir=cache_dir)
+    cached = try_to_load_from_cache(**repo)
+    if isinstance(cached, str):
+        return Path(cached)
+    with hub_errors(repo['repo_id']):
+        file = Path(hf_hub_download(**repo))
+    if sha256(file) != checksums()[name]:
+        file.resolve().unlink()
         raise RuntimeError(
-            f'{name}: its weights are damaged or of another version (their SHA-256 is not that of '
-            f'weights/SHA256SUMS); {remedy}')
-    return content
+            f'{name}: the weights of {OWNER}/{name} on {constants.ENDPOINT} are damaged or of another version of '
+            'timm_selfconv (their SHA-256 is not the one in weights/SHA256SUMS); try again, or update timm_selfconv')
+    return file
 
 
 def require_hub() -> None:
@@ -96,21 +84,14 @@ def require_hub() -> None:
             'downloaded before: HF_HUB_OFFLINE=1') from e
 
 
-def download(name: str, anew: bool) -> Path:
-    """Download a weight file; ``anew`` replaces the one in the client's cache."""
-    repo: Dict[str, Any] = dict(repo_id=f'{OWNER}/{name}', filename=WEIGHTS_FILE, revision=REVISION)
-    remedy = f"pretrained=False, or weights of your own: pretrained_cfg_overlay=dict(file='{WEIGHTS_FILE}')"
-    if constants.HF_HUB_OFFLINE:
-        raise RuntimeError(
-            f'{name}: its weights are not in the package, {"damaged" if anew else "not"} in the cache, and '
-            f'HF_HUB_OFFLINE forbids to download them; unset it, or take {remedy}')
+@contextmanager
+def hub_errors(repo_id: str) -> Iterator[None]:
+    """Ask whether the Hub answers, then raise errors about a repository as an OSError that begins with the reason."""
+    require_hub()
     try:
-        # one try, which says at once that nothing answers, where the download would try for minutes
-        etag = get_hf_file_metadata(hf_hub_url(**repo), timeout=constants.HF_HUB_ETAG_TIMEOUT).etag
-        if not re.fullmatch(r'\w[\w.=+-]*', etag or ''):  # the client writes to a path that ends in it
-            raise OSError(f'its ETag {etag!r} is no name of a file')
-        return Path(hf_hub_download(**repo, force_download=anew))
-    except Exception as e:  # whatever the client's HTTP library raises: it changed with the client's versions
-        raise RuntimeError(
-            f'{OWNER}/{name}: cannot be downloaded from {constants.ENDPOINT} ({e or type(e).__name__}); check the '
-            f'network, log in (hf auth login), name another owner (TIMM_SELFCONV_HUB), or take {remedy}') from e
+        yield
+    except RepositoryNotFoundError as e:
+        raise OSError(f'{repo_id}: no such repository on the Hub (404), or a private one: hf auth login') from e
+    except Exception as e:  # likewise
+        reason = isinstance(e, LocalEntryNotFoundError) and e.__cause__ or e
+        raise OSError(f'{repo_id}: {reason or type(reason).__name__}') from e

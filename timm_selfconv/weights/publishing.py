@@ -1,52 +1,54 @@
 """Nets on the Hub: a repository each."""
+import shutil
 import tempfile
 from pathlib import Path
-from typing import Union
+from typing import Optional
 
-from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
+import torch.nn as nn
+from huggingface_hub import HfApi
 
-from timm_selfconv.files import os_errors
-from .loading import REVISION, WEIGHTS_FILE, require_hub
+from .loading import REVISION, WEIGHTS_FILE, hub_errors
+from .saving import write_net
 
 __all__ = ['publish']
 
 
-def publish(folder: Union[str, Path], repo_id: str, private: bool = False) -> bool:
-    """Bring a repository on the Hub to what a folder holds: one commit of what differs, tagged with the version.
+def publish(
+        model: nn.Module,
+        repo_id: str,
+        card: str,
+        private: bool = False,
+        weights: Optional[Path] = None,
+) -> str:
+    """Upload a net to a repository on the Hub, in one commit of what differs, as timm's push_to_hf_hub does.
 
-    It is tagged once all of it was downloaded again and compared. After an interruption call it again: what has
-    arrived is not sent twice.
+    timm's function would keep an old card, and write a configuration that transformers can't read.
 
     Args:
-        folder: A net's page: ``model.safetensors``, ``config.json``, ``README.md`` and what else belongs to it.
+        model: A net that timm made.
         repo_id: Repository, 'owner/name', created if need be.
+        card: Its README.md.
         private: Make a new repository one that only its owner can see.
+        weights: File to upload in place of the model's own weights: these belong to this version of the package, and the
+            commit gets the version's tag.
 
     Returns:
-        Whether there was something to do.
+        The commit's address.
 
     Raises:
-        ValueError: If the folder holds no net.
-        OSError: If the Hub can't be reached or refuses, or what can be downloaded afterwards is not what was sent.
+        OSError: If the Hub can't be reached, has no such owner, or refuses.
     """
-    api, folder = HfApi(), Path(folder)
-    if not all((folder / name).is_file() for name in ('config.json', WEIGHTS_FILE)):
-        raise ValueError(f'folder={str(folder)!r}: needs config.json and {WEIGHTS_FILE}')
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob('*') if path.is_file()}
-    # not all errors of the client's HTTP library are OSErrors, and that library changed with its versions
-    with os_errors(repo_id, Exception), tempfile.TemporaryDirectory() as cache:
-        require_hub()
+    api = HfApi()
+    with hub_errors(repo_id), tempfile.TemporaryDirectory() as folder:
+        write_net(model, folder, card)
+        if weights is not None:
+            shutil.copyfile(weights, Path(folder, WEIGHTS_FILE))
         api.create_repo(repo_id, private=private, exist_ok=True)
-        additions = [CommitOperationAdd(name, path) for name, path in files.items()]
-        commit = api.create_commit(repo_id, additions, commit_message=f'timm_selfconv {REVISION}')
-        tagged = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags}.get(REVISION)
-        if tagged == commit.oid:  # the client leaves unchanged files out, and makes no empty commit
-            return False
-        for name, path in files.items():
-            there = Path(hf_hub_download(repo_id, name, revision=commit.oid, cache_dir=cache))
-            if there.read_bytes() != path.read_bytes():
-                raise OSError(f'{name} on the Hub differs from what was sent')
-        if tagged is not None:
-            api.delete_tag(repo_id, tag=REVISION)
-        api.create_tag(repo_id, tag=REVISION, revision=commit.oid)
-    return True
+        commit = api.upload_folder(
+            repo_id=repo_id, folder_path=folder, commit_message='Upload by timm_selfconv',
+            allow_patterns=['config.json', WEIGHTS_FILE, 'README.md'])
+        if weights is not None:
+            if any(ref.name == REVISION and ref.target_commit != commit.oid for ref in api.list_repo_refs(repo_id).tags):
+                api.delete_tag(repo_id, tag=REVISION)
+            api.create_tag(repo_id, tag=REVISION, revision=commit.oid, exist_ok=True)
+    return str(commit)

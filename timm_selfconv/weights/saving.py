@@ -1,4 +1,5 @@
 """Weight files, folders and model cards: each written whole or not at all."""
+import json
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Union
 
@@ -25,15 +26,10 @@ def record_checksum(path: Path, checksum: str) -> None:
 
 
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
-    """Save a model's state dict as safetensors, floating point tensors in another dtype.
-
-    Args:
-        model: The model.
-        path: New file, ending in .safetensors.
-        dtype: Floating point type of the file.
+    """Save a model's state dict as a new safetensors file, floating point tensors in another dtype.
 
     Raises:
-        ValueError: If the path ends otherwise, or a value is not finite in that type.
+        ValueError: If the path does not end in .safetensors, or a value is not finite in that dtype.
         FileExistsError: If the file exists.
     """
     if Path(path).suffix != '.safetensors':
@@ -47,18 +43,27 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
     write_new(path, safetensors.torch.save(tensors, metadata={'format': 'pt'}))
 
 
-def write_net(model: nn.Module, folder: Union[str, Path], **config: Any) -> None:
-    """Write a net that timm made into a folder as timm does, with more keys of its configuration."""
+def write_net(model: nn.Module, folder: Union[str, Path], card: Optional[str] = None) -> None:
+    """Write a net that timm made into a folder, for timm's ``local-dir:`` and ``hf-hub:`` and for transformers.
+
+    transformers passes ``num_classes`` to timm itself, reads ``label_names`` at the top level only, and without a
+    ``torch_dtype`` computes in the dtype of the weight file.
+    """
     with os_errors(f'{folder} cannot be written', SafetensorError):
-        timm.models.save_for_hf(model, str(folder), model_config=config, safe_serialization=True)
+        names = model.pretrained_cfg.get('label_names') or ()
+        keys = dict(label_names=names if len(names) == model.num_classes else None, torch_dtype='float32')
+        timm.models.save_for_hf(model, str(folder), model_config=keys, safe_serialization=True)
+        file = Path(folder, 'config.json')
+        config = json.loads(file.read_text())
+        config['model_args'].pop('num_classes')
+        config['pretrained_cfg'].pop('label_names', None)
+        file.write_text(json.dumps(config, indent=2))
+        if card is not None:
+            file.with_name('README.md').write_text(card)
 
 
 def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
-    """Save a net as the folder that timm's ``local-dir:`` and ``hf-hub:`` models are, whole or not at all.
-
-    Args:
-        model: A net that timm made.
-        folder: New folder.
+    """Write a net into a new folder, see :func:`write_net`, whole or not at all.
 
     Raises:
         FileExistsError: If there is something already, which stays as it is.
@@ -74,6 +79,14 @@ SUMMARIES = {
     'self-attention': f'Self-attention on pixels, which can express any convolution: {PAPER}, or its hierarchical '
                       'successors, Varma T and Prabhu (2021).',
 }
+CREATE = """
+```python
+import timm
+import timm_selfconv  # registers the model
+
+model = timm.create_model({create}).eval()
+```
+"""
 CLASSIFY = """
 ```python
 from PIL import Image
@@ -99,36 +112,15 @@ def card_text(
     metadata = ModelCardData(
         library_name='timm', pipeline_tag=task, tags=[task, 'timm', 'timm_selfconv', *tags], **data)
     rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items() if value not in (None, ''))
-    return f"""---
-{metadata.to_yaml()}
----
-
-# {name}
-
-{summary}
-
-| | |
-|---|---|
-{rows}
-
-```python
-import timm
-import timm_selfconv  # registers the model
-
-model = timm.create_model({create}).eval()
-```
-"""
+    table = f'| | |\n|---|---|\n{rows}\n'
+    return f'---\n{metadata.to_yaml()}\n---\n\n# {name}\n\n{summary}\n\n{table}{CREATE.format(create=create)}'
 
 
 def model_card(
-        name: str,
-        accuracy: float,
-        images: int,
-        facts: Dict[str, str],
-        measured_on: Optional[str] = None,
-        file: Optional[str] = None,
+        name: str, accuracy: float, images: int, facts: Dict[str, str],
+        measured_on: Optional[str] = None, file: Optional[str] = None,
 ) -> str:
-    """The model card of weights of the zoo.
+    """The model card of weights of the zoo, with the metadata that the Hub reads.
 
     Args:
         name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
@@ -137,23 +129,19 @@ def model_card(
         facts: Training of the weights (recipe, epochs, seed, hardware, ...), a table row each, in order.
         measured_on: Those images in words; the CIFAR-10 test split by default, and then the metadata says so too.
         file: The weight file that the card's snippet loads; by default it loads these weights by their tag.
-
-    Returns:
-        Markdown with the metadata block that the Hub reads.
     """
-    cifar10 = 'uoft-cs/cifar10'
-    on_cifar10: Dict[str, Any] = dict(datasets=[cifar10], model_name=name, eval_results=[EvalResult(
-        'image-classification', cifar10, 'CIFAR-10', dataset_split='test', metric_type='accuracy',
-        metric_value=accuracy)])
+    data: Dict[str, Any] = dict(license=LICENSE)
+    if measured_on is None:
+        result = EvalResult('image-classification', 'uoft-cs/cifar10', 'CIFAR-10', 'accuracy', accuracy,
+                            dataset_split='test')
+        data.update(datasets=['uoft-cs/cifar10'], model_name=name, eval_results=[result])
     kind = 'convolution' if name.startswith('resnet') else 'self-attention'
     create = f"'{tagged_name(name)}', pretrained=True"
     if file is not None:  # of a tag that may not be registered
         create = f"'{name.partition('.')[0]}', pretrained=True, pretrained_cfg_overlay=dict(file='{file}')"
     measured = f"({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, in eval mode)"
-    return card_text(
-        name,
-        f'{SUMMARIES[kind]} One of the nets of timm_selfconv for '
-        '[timm](https://github.com/huggingface/pytorch-image-models).',
-        {**facts, 'test accuracy': f'{accuracy:.4f} {measured}'}, create, (kind, 'cifar10'), license=LICENSE,
-        **(on_cifar10 if measured_on is None else {}),
-    ) + CLASSIFY + (EXPLORE.format(name=tagged_name(name)) if kind == 'self-attention' and file is None else '')
+    summary = (f'{SUMMARIES[kind]} One of the nets of timm_selfconv for '
+               '[timm](https://github.com/huggingface/pytorch-image-models).')
+    facts = {**facts, 'test accuracy': f'{accuracy:.4f} {measured}'}
+    explore = EXPLORE.format(name=tagged_name(name)) if kind == 'self-attention' and file is None else ''
+    return card_text(name, summary, facts, create, (kind, 'cifar10'), **data) + CLASSIFY + explore
