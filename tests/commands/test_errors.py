@@ -93,7 +93,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     (['bench', 'gmlp_ti16_224', '--untrained', '--img-size', '100', '--batch-size', '1'],
      'img_size=100: MlpMixer does not take it'),
     (['curves', 'runs/words', '--out', 'out'], 'runs/words/summary.csv: needs numbers'),
-    (['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/0.png', '--owner', 'nobody'],
+    (['publish', 'resnet_tiny_cifar', '--owner', 'nobody'],
      'nobody/resnet_tiny_cifar: '),
     ([*PRUNE, '--min-eigenvalue', 'nan'], 'min_eigenvalue=nan'),
 ], ids=lambda value: ' '.join(value) if isinstance(value, list) else '')
@@ -111,7 +111,7 @@ def test_what_is_wrong_ends_in_one_line(command, message, broken, refused, monke
     ['heads', 'hf-hub:nobody/nothing'],
     ['heads', 'vit_tiny_patch16_224'],
     ['eval', 'sa_quadratic_tiny_cifar', '--data', 'hfds/nobody/nothing'],
-    ['publish', 'resnet_tiny_cifar', '--images', 'data/test/cat/0.png', '--owner', 'nobody'],
+    ['publish', 'resnet_tiny_cifar', '--owner', 'nobody'],
 ], ids=' '.join)
 def test_a_hub_that_does_not_answer_is_asked_once(command, silent, broken, refused, monkeypatch):
     asked = []
@@ -167,7 +167,6 @@ def test_libraries_say_nothing_beside_what_commands_print(little, folder, tmp_pa
     ['include', '{net}', 'sa_quadratic_gen_cifar', '--output', 'out/net'],
     ['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '{checkpoint}', '--data', '{data}', '--output', 'out'],
     ['explore', '{net}', '{data}/test/0/0.png', '--out', 'out/page.html'],
-    ['publish', 'resnet_tiny_cifar', '--images', '{data}/test/0/0.png', '--folder', 'out'],
 ], ids=lambda command: command[0])
 def test_a_file_size_limit_ends_in_one_line(command, checkpoint, folder, tmp_path, refused, monkeypatch, limit):
     monkeypatch.chdir(tmp_path)

@@ -25,21 +25,19 @@ def run_publish(args: Namespace) -> None:
     unknown = sorted(name for name in names if name not in zoo and not name.startswith('local-dir:'))
     if unknown:
         raise ValueError(f'models={unknown}: needs local-dir:FOLDER, or weights of the zoo: {", ".join(zoo)}')
-    import timm
-    from timm_selfconv.weights.loading import weights_file
     from timm_selfconv.weights.publishing import publish
     from timm_selfconv.weights.saving import card_text
 
     for name in tqdm(names, unit='net', leave=False, disable=None):
-        own = name.startswith('local-dir:')
-        title = Path(name.removeprefix('local-dir:')).resolve().name if own else name
-        repo_id, path, weights = f'{args.owner}/{title}', card_path(name), None
-        model = create_model(name if own else tagged_name(name))
-        if own:
-            create = f"'hf-hub:{repo_id}', pretrained=True"
-            architecture = model.pretrained_cfg['architecture']
-            card = re.sub("'local-dir:[^']*', pretrained=True", create, path.read_text()) if path.is_file() else \
-                card_text(title, f'`{architecture}` with {model.num_classes} classes.', {}, create)
+        if name in zoo:
+            model, repo_id = create_model(tagged_name(name)), f'{args.owner}/{name}'
+            card, weights = card_path(name).read_text(), Path(model.pretrained_cfg['file'])  # with its checksum
         else:
-            card, weights = path.read_text(), weights_file(timm.get_pretrained_cfg(tagged_name(name)))
+            model, folder, weights = create_model(name), Path(name.removeprefix('local-dir:')), None
+            title = folder.resolve().name
+            repo_id = f'{args.owner}/{title}'
+            summary = f"`{model.pretrained_cfg['architecture']}` with {model.num_classes} classes."
+            card = card_path(name).read_text() if card_path(name).is_file() else \
+                card_text(title, summary, {}, "'local-dir:', pretrained=True")
+            card = re.sub("'local-dir:[^']*'", f"'hf-hub:{repo_id}'", card)
         tqdm.write(publish(model, repo_id, card, args.private, weights))

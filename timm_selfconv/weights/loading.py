@@ -11,7 +11,8 @@ from timm.models import PretrainedCfg
 from timm_selfconv.files import sha256
 from . import checksums, weights_path
 
-__all__ = ['OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_errors', 'hub_id', 'require_hub', 'weight_sources', 'weights_file']
+__all__ = [
+    'OWNER', 'REVISION', 'WEIGHTS_FILE', 'hub_errors', 'hub_id', 'require_hub', 'weight_sources', 'weights_file']
 
 WEIGHTS_FILE = 'model.safetensors'  # on the Hub
 OWNER = os.environ.get('TIMM_SELFCONV_HUB', 'timm-selfconv')
@@ -93,5 +94,5 @@ def hub_errors(repo_id: str) -> Iterator[None]:
     except RepositoryNotFoundError as e:
         raise OSError(f'{repo_id}: no such repository on the Hub (404), or a private one: hf auth login') from e
     except Exception as e:  # likewise
-        reason = isinstance(e, LocalEntryNotFoundError) and e.__cause__ or e
+        reason = (isinstance(e, LocalEntryNotFoundError) and e.__cause__) or e
         raise OSError(f'{repo_id}: {reason or type(reason).__name__}') from e

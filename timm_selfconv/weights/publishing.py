@@ -14,23 +14,15 @@ __all__ = ['publish']
 
 
 def publish(
-        model: nn.Module,
-        repo_id: str,
-        card: str,
-        private: bool = False,
-        weights: Optional[Path] = None,
-) -> str:
-    """Upload a net to a repository on the Hub, in one commit of what differs, as timm's push_to_hf_hub does.
-
-    timm's function would keep an old card, and write a configuration that transformers can't read.
+        model: nn.Module, repo_id: str, card: str, private: bool = False, weights: Optional[Path] = None) -> str:
+    """Upload a net to the Hub in one commit, as timm's push_to_hf_hub does, which would keep an old card.
 
     Args:
         model: A net that timm made.
         repo_id: Repository, 'owner/name', created if need be.
         card: Its README.md.
         private: Make a new repository one that only its owner can see.
-        weights: File to upload in place of the model's own weights: these belong to this version of the package, and the
-            commit gets the version's tag.
+        weights: File to upload in place of the model's weights; its commit gets the tag of this version.
 
     Returns:
         The commit's address.
@@ -44,11 +36,10 @@ def publish(
         if weights is not None:
             shutil.copyfile(weights, Path(folder, WEIGHTS_FILE))
         api.create_repo(repo_id, private=private, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repo_id, folder_path=folder, commit_message='Upload by timm_selfconv',
-            allow_patterns=['config.json', WEIGHTS_FILE, 'README.md'])
+        commit = api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message='Upload by timm_selfconv')
         if weights is not None:
-            if any(ref.name == REVISION and ref.target_commit != commit.oid for ref in api.list_repo_refs(repo_id).tags):
+            tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags}
+            if tags.get(REVISION, commit.oid) != commit.oid:
                 api.delete_tag(repo_id, tag=REVISION)
             api.create_tag(repo_id, tag=REVISION, revision=commit.oid, exist_ok=True)
     return str(commit)

@@ -43,7 +43,7 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
     write_new(path, safetensors.torch.save(tensors, metadata={'format': 'pt'}))
 
 
-def write_net(model: nn.Module, folder: Union[str, Path], card: Optional[str] = None) -> None:
+def write_net(model: Any, folder: Union[str, Path], card: Optional[str] = None) -> None:
     """Write a net that timm made into a folder, for timm's ``local-dir:`` and ``hf-hub:`` and for transformers.
 
     transformers passes ``num_classes`` to timm itself, reads ``label_names`` at the top level only, and without a
