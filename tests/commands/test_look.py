@@ -136,6 +136,7 @@ def test_curves(tmp_path, capsys, refused):
     assert Path(command[-1]).read_bytes().startswith(b'%PDF')
     refused('exists', command)
     refused("run='nowhere'", ['curves', 'nowhere', '--out', 'a.png'])
+    main(['curves', '--out', str(tmp_path / 'shipped.png')])
 
 
 def test_explore(checkpoint, folder, tmp_path, capsys, refused):

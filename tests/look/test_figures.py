@@ -19,6 +19,7 @@ from timm_selfconv.look import attention_maps as maps_module, explorer, figures
 from timm_selfconv.theory import Blobs, encoding_blobs, tap_offsets
 from timm_selfconv.look.figures import style
 from timm_selfconv.look.heads import report_maps
+from timm_selfconv.weights.history import write_history
 
 # maps
 
@@ -171,35 +172,41 @@ def write_summary(folder, *rows):
     (folder / 'summary.csv').write_text('\r\n'.join(['epoch,train_loss,eval_top1', *rows]))
 
 
-def test_accuracy_over_epochs(tmp_path):
+def test_curves_of_runs_by_name(tmp_path):
     # resumed: the last counts; not validated: left out
     write_summary(tmp_path / 'a', '0,2.0,40.0', '1,1.5,55.0', '1,1.4,56.0', '2,1.3,')
-    write_summary(tmp_path / 'b', '3,1.0,60.5')
-    runs = {name: figures.read_accuracies(tmp_path / name) for name in 'ab'}
-    assert runs == {'a': [(1, 40.), (2, 56.)], 'b': [(4, 60.5)]}
-    ax, = figures.figure_accuracy(runs).axes
-    assert [list(line.get_xdata()) for line in ax.lines] == [[1, 2], [4]]
-    assert [list(line.get_ydata()) for line in ax.lines] == [[40., 56.], [60.5]]
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ['a: 56.0 %', 'b: 60.5 %']
+    for seed, top1, loss in (42, 50., 1.), (43, 56., 2.):
+        rows = [dict(epochs=0, heads=None), dict(epochs=1, train_loss=loss, eval_top1=top1, heads=None)]
+        write_history(tmp_path / f'b.{seed}.history.json', 'b', None, rows)
+    curves = figures.read_curves([tmp_path / 'a', *(tmp_path / f'b.{seed}.history.json' for seed in (42, 43))])
+    assert curves['a'] == [dict(eval_top1={1: 40., 2: 56.}, train_loss={1: 2., 2: 1.4, 3: 1.3})]
+    figure = figures.figure_accuracy(curves)
+    accuracy, loss = figure.axes
+    assert [[list(x) for x in line.get_data()] for line in accuracy.lines] == [[[1, 2], [40., 56.]], [[1], [53.]]]
+    assert [list(line.get_ydata()) for line in loss.lines] == [[2., 1.4, 1.3], [1.5]]
+    band = accuracy.collections[1].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == (50., 56.)
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ['a: 56.0 %', 'b: 53.0 % (from 50.0 to 56.0 in 2 runs)']
 
 
-def test_the_legend_of_accuracies_hides_no_point():
-    figure = figures.figure_accuracy({'a': [(30, 88.)], 'b': [(26, 87.)]})
-    figure.draw_without_rendering()
-    box, (ax,) = figure.axes[0].get_legend().get_window_extent(), figure.axes
-    assert not any(box.contains(*ax.transData.transform(line.get_xydata()[0])) for line in ax.lines)
-
-
-def test_summaries_that_cannot_be_read(tmp_path):
+def test_curves_that_cannot_be_read(tmp_path):
     needs = r'run=.*needs a net whose history ships, or a folder with history\.json or the summary\.csv'
     with pytest.raises(ValueError, match=needs):
-        figures.read_accuracies(tmp_path)
+        figures.read_curve(tmp_path)
     write_summary(tmp_path)
-    with pytest.raises(ValueError, match='has no epochs'):
-        figures.read_accuracies(tmp_path)
+    with pytest.raises(ValueError, match=r'summary\.csv: has no validation accuracy'):
+        figures.read_curve(tmp_path)
     write_summary(tmp_path, '0,1.0,n/a')
     with pytest.raises(ValueError, match='needs numbers in columns epoch and eval_top1'):
-        figures.read_accuracies(tmp_path)
+        figures.read_curve(tmp_path)
+    for seed, *rows in (42, '0,2.0,40.0'), (43, '0,2.0,40.0', '1,1.5,50.0'):
+        write_summary(tmp_path / f'b.{seed}', *rows)
+    with pytest.raises(ValueError, match=r'b\.43: has eval_top1 after epochs \[1, 2\], .* of the same name, \[1\]'):
+        figures.read_curves([tmp_path / 'b.42', tmp_path / 'b.43'])
+    Path(tmp_path, 'b.44.history.json').write_text('[]')
+    with pytest.raises(ValueError, match=r'b\.44\.history\.json: is no history'):
+        figures.read_curves([tmp_path / 'b.44.history.json'])
 
 
 def content_net():
@@ -384,7 +391,7 @@ def test_files_are_the_same_every_time_and_never_replaced(tmp_path, ending, star
 
 def test_other_formats_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r'path=.*needs one of the endings \.png, \.svg, \.pdf'):
-        figures.save_figure(figures.figure_accuracy({'a': [(1, 50.)]}), tmp_path / 'a.bmp')
+        figures.save_figure(figures.figure_centers(encoding_blobs(quadratic_net()), (16, 16)), tmp_path / 'a.bmp')
     assert not list(tmp_path.iterdir())
 
 

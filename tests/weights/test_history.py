@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from timm_selfconv import weights
+from timm_selfconv.look.figures import shipped_curves
 from timm_selfconv.weights.history import accuracies, find_history, read_history, write_history
 
 ROWS = [
@@ -30,6 +31,12 @@ def test_a_history_is_read_back_and_found_by_run_or_net(tmp_path, monkeypatch):
     write_history(tmp_path / 'history.json', 'net', [8, 8], parts)
     read = read_history(tmp_path / 'history.json')
     assert [row['epochs'] for row in read['rows']] == [0, 0.25, 0.5] and accuracies(read) == {0.5: 55.5}
+
+
+def test_curves_that_ship_are_validated_after_each_of_twelve_epochs():
+    for path in shipped_curves():
+        history = read_history(path)
+        assert path.name.startswith(f"{history['model']}.4") and list(accuracies(history)) == list(range(1, 13))
 
 
 @pytest.mark.parametrize('text,message', [

@@ -185,19 +185,18 @@ def run_figures(args: Namespace) -> None:
 
 
 def add_curves(parser: ArgumentParser) -> None:
-    parser.add_argument('runs', nargs='+', metavar='RUN', help="a net, or the folder of a run (timm's train.py's too)")
+    parser.add_argument('runs', nargs='*', metavar='RUN', help=(
+        "a net, or the folder of a run (timm's train.py's too); runs named NAME.SEED are one curve (default: those of "
+        'curves.yaml that ship)'))
     add_output(parser, 'FILE', 'new .png, .svg or .pdf file')
 
 
 def run_curves(args: Namespace) -> None:
-    """Draw validation accuracy over epochs of nets whose histories ship, and of runs."""
+    """Draw accuracy and loss over epochs of nets whose histories ship, and of runs."""
     from timm_selfconv.look import figures
 
-    names = [Path(run).resolve().name if Path(run).is_dir() else run for run in args.runs]
-    if len(set(names)) < len(names):
-        names = args.runs
-    runs = {name: figures.read_accuracies(run) for name, run in zip(names, args.runs)}
-    figures.save_figure(figures.figure_accuracy(runs), args.output)
+    curves = figures.read_curves(args.runs or figures.shipped_curves())
+    figures.save_figure(figures.figure_accuracy(curves), args.output)
     print(args.output)
 
 

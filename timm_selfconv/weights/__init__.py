@@ -2,6 +2,7 @@
 
 - ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: weights that ship, with card and history. SHA256SUMS: all
   weights of this version.
+- ``curves/NET.SEED.history.json``: histories of runs of recipes/curves.yaml, for learning curves; they have no weights.
 - this file: their names and what their cards say, read without torch. history: the history of a training.
 - loading: checked bytes, from the package, the Hub's cache or the Hub. saving: weight files, cards.
 - publishing: repositories on the Hub.

@@ -7,7 +7,7 @@ try:
 except ImportError as e:
     raise ImportError("figures need matplotlib: pip install 'timm_selfconv[figures]'") from e
 
-from .accuracy import figure_accuracy, read_accuracies
+from .accuracy import figure_accuracy, read_curve, read_curves, shipped_curves
 from .centers import density_level, figure_centers, figure_regions, figure_training, mass_ellipse, mass_radius, \
     training_blobs
 from .draw import REPORTED, draw_figures, mean_maps
