@@ -1,17 +1,20 @@
-"""The command ``timm-selfconv``: collects the commands, each a module of :mod:`timm_selfconv.commands`."""
+"""The command ``timm-selfconv``: its parser, from the commands in :mod:`timm_selfconv.commands`."""
 import argparse
 import importlib
+import inspect
 import logging
 import os
 import sys
 import textwrap
 import warnings
-from pathlib import Path
 from typing import NoReturn, Optional, Sequence
 
 from .version import __version__
 
 __all__ = ['main']
+
+MODULES = ('use', 'train', 'zoo')  # of commands, in the order of --help
+MOVED = dict(curves='figures --curves', recipe='list --recipes', tables='list --tables')  # commands of 0.2
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,23 +25,37 @@ class Parser(argparse.ArgumentParser):
 
 
 def create_parser() -> Parser:
-    parser = Parser(prog='timm-selfconv', description='Self-attention nets that contain every convolution: what the '
-                    'zoo has, how good it is, and what its heads look at.')
+    for module in MODULES:
+        importlib.import_module(f'timm_selfconv.commands.{module}')
+    from .commands._shared import COMMANDS
+
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog='timm-selfconv', usage='timm-selfconv COMMAND ... [--help]', formatter_class=raw)
     parser.add_argument('--version', action='version', version=f'%(prog)s {__version__}')
-    commands = parser.add_subparsers(required=True, dest='command', metavar='COMMAND')
-    files = sorted(Path(__file__).with_name('commands').glob('[!_]*.py'))
-    modules = [vars(importlib.import_module(f'timm_selfconv.commands.{file.stem}')) for file in files]
-    found = {name[4:]: module for module in modules for name in module if name.startswith('run_')}
-    for name, module in sorted(found.items()):
-        function = module[f'run_{name}']
-        command = commands.add_parser(name, help=function.__doc__.rstrip('.'), description=function.__doc__)
-        command.set_defaults(function=function)
-        module[f'add_{name}'](command)
+    commands = parser.add_subparsers(
+        required=True, dest='command', metavar='COMMAND', prog=parser.prog, help=argparse.SUPPRESS)
+    lines = ['Self-attention networks that contain every convolution, as timm models.']
+    for group, members in COMMANDS.items():
+        lines.append(f'\n{group}:')
+        for name, (function, arguments) in members.items():
+            text = inspect.getdoc(function) or ''
+            lines.append(f'  {name:10}{text.splitlines()[0]}')
+            command = commands.add_parser(name, description=text, formatter_class=raw)
+            command.set_defaults(function=function)
+            for argument in arguments:
+                several = isinstance(argument, list)
+                target = command.add_mutually_exclusive_group() if several else command
+                for names, options in argument if isinstance(argument, list) else [argument]:
+                    target.add_argument(*names, **options)
+    parser.description = '\n'.join(lines)
     return parser
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = create_parser()
+    command = next(iter(sys.argv[1:] if argv is None else argv), '')
+    if command in MOVED:
+        parser.error(f'{command}: is now timm-selfconv {MOVED[command]}')
     args, more = parser.parse_known_args(argv)
     if 'overrides' in args and all('=' in word and word[0] != '-' for word in more):
         args.overrides += more  # KEY=VALUE after an option, where argparse has closed the list
@@ -48,7 +65,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def quieten() -> None:
-    """Turn off what libraries say of themselves while they are imported, profile or fail, beside a command's output."""
+    """Silence messages that libraries print when they are imported, profile or fail."""
     warnings.filterwarnings('ignore', '.torch.jit.', FutureWarning)  # fvcore's focal loss
     warnings.filterwarnings('ignore', r'Image size \(\d+ pixels\) exceeds')  # PIL's, of a phone's photograph
     for name in ('torch.utils.cpp_extension', 'huggingface_hub.repocard'):  # no CUDA; a dataset's folder without a card
@@ -58,8 +75,8 @@ def quieten() -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run a command; what the user did wrong ends in one line and exit status 2, anything else in its traceback."""
-    quieten()
+    """Run a command; a user's mistake ends in one line and exit status 2, anything else in its traceback."""
+    quieten()  # before the commands import these libraries
     try:
         try:
             args = parse_args(argv)
@@ -69,6 +86,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     except BrokenPipeError:  # the reader left, as head does; no second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError, ImportError) as e:  # the last: what is not installed
+    except (ValueError, OSError, ImportError) as e:  # the last: a package that is not installed
         print(f'timm-selfconv: {textwrap.shorten(str(e), 700) or type(e).__name__}', file=sys.stderr)
         sys.exit(2)

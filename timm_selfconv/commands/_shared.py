@@ -1,120 +1,156 @@
-"""Arguments that several commands share, checked before torch is imported, and creation of the net they name."""
+"""How commands are declared, the arguments that several share, and the net that they name."""
 import difflib
-import re
-from argparse import ArgumentParser, ArgumentTypeError
+import json
+import os
+from argparse import ArgumentTypeError, Namespace
 from contextlib import nullcontext
-from importlib.util import find_spec
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+
+import timm
+import torch
+from timm.models import load_state_dict
 
 from timm_selfconv.files import check_new
+from timm_selfconv.models import zoo_names
+from timm_selfconv.theory import fuse
+from timm_selfconv.weights import net_caption
+from timm_selfconv.weights.loading import hub_errors
+
+Argument = Tuple[Tuple[str, ...], Dict[str, Any]]
+Command = Callable[[Namespace], None]
+COMMANDS: Dict[str, Dict[str, Tuple[Command, Tuple[Union[Argument, List[Argument]], ...]]]] = {}  # by group and name
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Name and options of an argument, for argparse."""
+    return names, options
+
+
+def command(group: str, *arguments: Union[Argument, List[Argument]]) -> Callable[[Command], Command]:
+    """Make a function the command of its name, less a last underscore; arguments in a list exclude each other."""
+    def register(function: Command) -> Command:
+        COMMANDS.setdefault(group, {})[function.__name__.rstrip('_')] = function, arguments
+        return function
+
+    return register
 
 
 def natural(text: str) -> int:
-    """A whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f'{text!r}: needs a whole number above 0')
     return int(text)
 
 
 def new_path(text: str) -> Path:
-    """A path at which nothing exists yet."""
     check_new(text)
     return Path(text)
 
 
-def picture(text: str) -> Path:
-    """A picture file."""
+def existing_file(text: str) -> Path:
     if not Path(text).is_file():
-        raise ArgumentTypeError(f'{text!r}: needs a readable picture file')
+        raise ArgumentTypeError(f"{text}: {'needs a file' if Path(text).exists() else 'no such file'}")
     return Path(text)
 
 
-def checkpoint(text: str) -> str:
-    """A weight file."""
-    if not Path(text).is_file():
-        raise ArgumentTypeError(f'{text!r}: needs a weight file')
-    return text
+def existing_folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise ArgumentTypeError(f"{text}: {'needs a folder' if Path(text).exists() else 'no such folder'}")
+    return Path(text)
 
 
 def model_name(text: str) -> str:
-    """A name of timm's registry (the zoo's are in it), read in the sources, or a folder's or the Hub's."""
+    """A name of timm's registry, which has the zoo's, or of a folder or the Hub."""
     source, colon, folder = text.partition(':')
-    if colon:
-        if source == 'local-dir' and not Path(folder, 'config.json').is_file():
-            raise ArgumentTypeError(f'{text!r}: cannot be loaded, there is no {Path(folder, "config.json")}')
-        return text
-    specs = (find_spec('timm'), find_spec('timm_selfconv'))
-    folders = [Path(folder, 'models') for spec in specs if spec for folder in spec.submodule_search_locations or ()]
-    entry = re.compile(r"^(?:@register_model\s+def |    ')(\w+)", re.MULTILINE)  # the latter: of retired names
-    names = {name for folder in folders for file in folder.glob('*.py') for name in entry.findall(file.read_text())}
-    if text.partition('.')[0] not in names:
-        near = ', '.join(difflib.get_close_matches(text, names))
+    if source == 'local-dir':
+        existing_file(os.path.join(folder, 'config.json'))
+    elif not colon and not timm.is_model(text):
+        near = ', '.join(difflib.get_close_matches(text, timm.list_models()))
         raise ArgumentTypeError(f'{text!r}: there is no such model; ' + (
-            f'did you mean {near}?' if near else 'timm-selfconv list shows those of the zoo'))
+            f'did you mean {near}?' if near else 'timm-selfconv list shows the zoo'))
     return text
 
 
-def add_model(parser: ArgumentParser) -> None:
-    """A net and its weights: the arguments of :func:`create_model`."""
-    parser.add_argument(
-        'model', type=model_name, metavar='MODEL', help="a net of timm's or of timm-selfconv list, or local-dir:FOLDER")
-    weights = parser.add_mutually_exclusive_group()
-    weights.add_argument('--checkpoint', type=checkpoint, metavar='FILE', help='weights of your own')
-    weights.add_argument('--untrained', action='store_true', help='take the net as it is before any training')
-    parser.add_argument('--seed', type=int, default=42, help='of --untrained (default: 42)')
+MODEL = argument('model', type=model_name, metavar='MODEL', help=(
+    'a timm model (timm-selfconv list shows the zoo), or local-dir:FOLDER'))
+CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='weights of your own')
+NET = (  # arguments of load_model
+    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='take the net as initialised')],
+    argument('--seed', type=int, default=42, help='seed of --untrained (default: 42)'))
+FUSE = argument('--fuse', action='store_true', help='fuse the net for inference')
+DATA_DIR = argument('--data-dir', metavar='DIR', help='folder of the files of a named dataset')
+INPUT_KEY = argument('--input-key', default='img', metavar='KEY', help='column of the images (default: img)')
+COUNT = argument('--count', type=natural, default=100, metavar='N', help='images of the dataset (default: 100)')
+DEVICE = argument('--device', help='default: cuda where there is one, else cpu')
+JSON = argument('--json', action='store_true', help='print JSON')
 
 
-def add_fuse(parser: ArgumentParser) -> None:
-    """Option to fuse a net, see :func:`fused`."""
-    parser.add_argument('--fuse', action='store_true', help='run the net fused for inference')
+def split(default: str) -> Argument:
+    return argument('--split', default=default, help=f'split of the dataset (default: {default})')
 
 
-def add_data(parser: ArgumentParser, split: str = 'test') -> None:
-    """Images of a dataset: arguments of :func:`timm_selfconv.data.open_dataset`."""
-    parser.add_argument('--data-dir', help='where the files of a named dataset lie')
-    parser.add_argument('--split', default=split, help=f'split of the dataset (default: {split})')
-    parser.add_argument('--input-key', default='img', help='column of the images (default: img)')
+def images(text: str, nargs: str = '+', name: str = 'images') -> Argument:
+    return argument(name, nargs=nargs, type=existing_file, default=[], metavar='IMAGE', help=text)
 
 
-def add_output(parser: ArgumentParser, metavar: str, text: str, kind: Any = new_path) -> None:
-    """Path of a result; argparse takes the beginning of an option for it, so ``--out`` is the same."""
-    parser.add_argument('--output', required=True, type=kind, metavar=metavar, help=text)
+def output(metavar: str, text: str, kind: Any = new_path) -> Argument:
+    return argument('--output', required=True, type=kind, metavar=metavar, help=text)
 
 
-def fused(model: Any, wanted: bool) -> Any:
-    """The net, fused for inference if asked for."""
-    from timm_selfconv.theory import fuse
-
-    return fuse(model) if wanted else model
+def show(args: Namespace, values: Any, text: str) -> None:
+    """Print text, or with --json the values."""
+    print(json.dumps(values, indent=2, default=asdict) if args.json else text)
 
 
-def create_model(name: str, checkpoint: Optional[str] = None, untrained: bool = False, seed: int = 42) -> Any:
-    """A net with its own weights, those of a checkpoint, or as initialised; ValueError if it can't be had."""
-    import timm
-    import torch
-    from timm_selfconv.models import zoo_names  # registers the nets, too
-    from timm_selfconv.weights.loading import hub_errors
+def load_model(args: Namespace) -> Any:
+    """The net that NET and FUSE name."""
+    model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
+    return fuse(model) if 'fuse' in args and args.fuse else model
 
+
+def caption(args: Namespace) -> str:
+    """Describe the weights that NET names."""
+    return net_caption(args.model, args.checkpoint and str(args.checkpoint), args.untrained)
+
+
+def common_prefix(checkpoint: Path) -> str:
+    """The part of all keys of a state dict up to the first dot; '' if they differ or the file cannot be read."""
+    try:
+        first = {key.partition('.')[0] for key in load_state_dict(str(checkpoint))}
+    except Exception:  # the caller reports the error of its own attempt
+        return ''
+    return f'{first.pop()}.' if len(first) == 1 else ''
+
+
+def create_model(name: str, checkpoint: Optional[Path] = None, untrained: bool = False, seed: int = 42) -> Any:
+    """A net with its own weights, the weights of a checkpoint, or as initialised.
+
+    Raises:
+        ValueError: If the weights cannot be loaded, or are not finite.
+    """
     if untrained:
         torch.manual_seed(seed)
     try:
         own = name.partition('.')[0] in zoo_names() or ':' in name
         config = None if own or checkpoint or untrained else timm.get_pretrained_cfg(name)
         of_hub = name.startswith(('hf-hub:', 'hf_hub:')) or (config and config.hf_hub_id)
-        overlay = dict(file=checkpoint) if checkpoint else None
+        overlay = dict(file=str(checkpoint)) if checkpoint else None
         with hub_errors(name) if of_hub else nullcontext():
             model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
-    except Exception as e:  # a file that is broken raises anything, a pickle above all
-        if checkpoint is None and ':' not in name:  # its own weights, or none: anything but this is a bug
-            if isinstance(e, (RuntimeError, OSError)):
-                tags = timm.list_models(f'{name.partition(".")[0]}.*', pretrained=True) if '.' in name else [name]
-                instead = '--untrained takes it as it is before training' if name in tags else f'there are {tags}'
-                raise ValueError(f'model={name!r}: cannot be loaded; {instead} ({e})') from e
-            raise
-        source = f'model={name!r}' if checkpoint is None else f'checkpoint={checkpoint!r}'
-        run = Path(checkpoint or '').parent
-        instead = f', take local-dir:{run} instead' if checkpoint and (run / 'config.json').is_file() else ''
+    except Exception as e:  # a broken file raises anything, a pickle above all
+        source, instead = f'model={name!r}', ''
+        if checkpoint is not None:
+            source, prefix = f"checkpoint='{checkpoint}'", common_prefix(checkpoint)
+            if prefix:
+                instead = f', all of its keys begin with {prefix!r}, as in Lightning checkpoints: remove this prefix'
+            elif checkpoint.with_name('config.json').is_file():
+                instead = f', take local-dir:{checkpoint.parent} instead'
+        elif ':' not in name:  # its own weights, or none: anything but these errors is a bug
+            if not isinstance(e, (RuntimeError, OSError)):
+                raise
+            tags = timm.list_models(f'{name.partition(".")[0]}.*', pretrained=True) if '.' in name else [name]
+            instead = '; --untrained takes it as initialised' if name in tags else f'; there are {tags}'
         raise ValueError(f'{source}: cannot be loaded{instead} ({e or type(e).__name__})') from e
     for key, value in model.state_dict().items():
         if not value.isfinite().all():

@@ -1,48 +1,182 @@
-"""The zoo's lists: list, tables, recipe. They read files, without torch."""
-import json
-from argparse import ArgumentParser, Namespace
+"""Commands around the zoo: list, bench, export, publish, run."""
+import itertools
+import re
+import runpy
+import shutil
+import sys
+import tempfile
+import traceback
+from argparse import REMAINDER, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Tuple
+
+import timm
+import torch
+from tabulate import tabulate
+from tqdm import tqdm
+
+from timm_selfconv.data import data_name
+from timm_selfconv.files import check_new, replace_file, sha256, write_new
+from timm_selfconv.measure import bench as benchmark
+from timm_selfconv.measure import tables
+from timm_selfconv.measure.counting import count
+from timm_selfconv.measure.evaluation import evaluate, find_device, is_cifar10_test
+from timm_selfconv.training.recipes import RECIPES, find_recipe
+from timm_selfconv.weights import card_path, checksums, publishing, saving, tagged_name, weights_path
+from timm_selfconv.weights.history import HISTORY, find_history, read_history
+from ._shared import DEVICE, FUSE, JSON, NET, argument, command, create_model, existing_file, model_name, natural, \
+    output, show
+
+GROUP = 'maintain the zoo'
 
 
-def add_list(parser: ArgumentParser) -> None:
-    parser.add_argument('--json', action='store_true', help='print JSON, with all that is known')
+@command(
+    GROUP, argument('--tables', action='store_true', help="print the papers' tables, published and measured here"),
+    argument('--time', action='store_true', help=(
+        'with --tables: measure the inference time of plain attention over hierarchical (a minute)')),
+    argument('--recipes', nargs='?', const='', metavar='NAME', help='list the recipes, or print the path of one'), JSON)
+def list_(args: Namespace) -> None:
+    """List the nets with parameters, FLOPs and accuracy; or the papers' tables, or the recipes.
 
-
-def run_list(args: Namespace) -> None:
-    """Show the zoo: parameters, FLOPs, accuracy."""
-    from timm_selfconv.measure import tables
-
-    rows = tables.zoo_rows()
-    print(json.dumps(rows, indent=2) if args.json else tables.format_zoo(rows))
-
-
-def add_tables(parser: ArgumentParser) -> None:
-    parser.add_argument('--time', action='store_true', help=(
-        'measure the inference time of plain attention to hierarchical too, as a ratio (a minute)'))
-    parser.add_argument('--json', action='store_true', help='print JSON, with all that is known')
-
-
-def run_tables(args: Namespace) -> None:
-    """Print the papers' tables as published beside what is measured here."""
-    from timm_selfconv.measure import tables
-
-    rows, results = tables.paper_tables(args.time), tables.results_rows()
-    if args.json:
-        print(json.dumps(dict(tables=rows, results=results), indent=2))
+    Example: timm-selfconv list --tables
+    """
+    if args.recipes:
+        print(find_recipe(args.recipes))
+    elif args.recipes is not None:
+        for file in sorted(RECIPES.glob('*.yaml')):
+            print(f'{file.stem:16}{file.read_text().splitlines()[0].lstrip("# ")}')
+    elif args.tables:
+        rows, results = tables.paper_tables(args.time), tables.results_rows()
+        show(args, dict(tables=rows, results=results), (
+            f'{tables.format_tables(rows)}\n\nTest accuracies, published and here\n{tables.format_results(results)}'))
     else:
-        print(f'{tables.format_tables(rows)}\n\nTest accuracies, published and here\n{tables.format_results(results)}')
+        rows = tables.zoo_rows()
+        show(args, rows, tables.format_zoo(rows))
 
 
-def add_recipe(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        'name', nargs='?', metavar='NAME', help='e.g. paper: train.py -c $(timm-selfconv recipe paper)')
+@command(
+    GROUP, *NET, FUSE, argument('--img-size', type=natural, nargs='+', help="sides of the images (default: the net's)"),
+    argument('--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)'),
+    argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both'),
+    argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards'),
+    argument('--against', choices=['operators'], help=(
+        'compare with the net without kernels, instead of the released algorithm')), DEVICE,
+    argument('--threads', type=natural, help='threads of the CPU (default: as torch chooses)'),
+    argument('--seconds', type=float, default=3., help=(
+        'least time for each, unless turns have taken ten times as long (default: 3)')), JSON)
+def bench(args: Namespace) -> None:
+    """Measure speed and memory, and compare them with the released algorithm and the net's matrix products.
+
+    Example: timm-selfconv bench sa_quadratic_tiny_cifar --img-size 32 64 --batch-size 1
+    """
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    device = find_device(args.device)
+    has_weights = ':' in args.model or timm.is_model_pretrained(args.model)
+    model = create_model(
+        args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed).to(device)
+    cuda = device.type == 'cuda'
+    hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} thread(s)'
+    sizes = args.img_size or [model.pretrained_cfg['input_size'][-1]]
+    each = itertools.product(args.dtype, sizes, args.batch_size)
+    speeds = [
+        speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)
+        for speed in benchmark.bench(model, size, batch, dtype, args.train, args.fuse, args.seconds, args.against)]
+    rows = [(s.img_size, s.batch_size, s.dtype, s.path, s.turns, s.images_per_second, s.ratio, s.of_gemm_limit,
+             s.peak_memory / 1e6) for s in speeds]
+    table = tabulate(
+        rows, ('pixels', 'batch', 'dtype', '', 'turns', 'images a second', 'ratio', 'of the GEMM limit', 'peak [MB]'),
+        floatfmt=('', '', '', '', '', '.2f', '.2f', '.2f', '.1f'), missingval='-')
+    show(args, dict(
+        model=args.model, train=args.train, device=hardware, threads=torch.get_num_threads(), speeds=speeds), (
+        f"{args.model}, {'forward and backward' if args.train else 'eval'}, {hardware}: medians of batches, all taking "
+        f'turns\n{table}'))
 
 
-def run_recipe(args: Namespace) -> None:
-    """List the recipes, or print where the file of one lies."""
-    from timm_selfconv.training.recipes import RECIPES, find_recipe
+def fact(text: str) -> Tuple[str, str]:
+    key, equals, value = text.partition('=')
+    if not equals:
+        raise ArgumentTypeError(f'{text!r}: needs KEY=VALUE')
+    return key, value
 
-    if args.name:
-        print(find_recipe(args.name))
-        return
-    for file in sorted(RECIPES.glob('*.yaml')):
-        print(f'{file.stem:16}{file.read_text().splitlines()[0].lstrip("# ")}')
+
+@command(
+    GROUP, argument('model', type=model_name, metavar='MODEL', help='NAME or NAME.TAG, of the zoo'),
+    argument('--checkpoint', required=True, type=existing_file, metavar='FILE', help="e.g. timm's last.pth.tar"),
+    argument('--data', required=True, help='CIFAR-10, as for eval'), output('DIR', 'folder of the new files', Path),
+    argument('--fact', action='append', type=fact, default=[], metavar='KEY=VALUE', help='a row of the card'))
+def export(args: Namespace) -> None:
+    """Turn a training checkpoint into a weight file with a measured model card.
+
+    Example: timm-selfconv export sa_quadratic_tiny_cifar --checkpoint run/last.pth.tar --data cifar10 --output weights
+    """
+    path = args.output / weights_path(args.model).name
+    check_new(path)  # a card without weights is what a killed export left
+    history = find_history(args.checkpoint.parent)  # of the run
+    if history is not None:
+        read_history(history)
+    name, card = args.model.partition('.')[0], path.with_suffix('.md')  # a new tag is not registered yet
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder, path.name)
+        saving.save_weights(create_model(name, args.checkpoint), saved)
+        model = create_model(name, saved)
+        result = evaluate(model, args.data)
+        counts = count(model)
+        facts = {'parameters': f'{counts.parameters:,}', 'multiply-adds': f'{counts.flops // 2:,}', **dict(args.fact),
+                 'SHA-256': sha256(saved)}
+        measured_on = None if is_cifar10_test(model, args.data) else f'the test split of {data_name(args.data)}'
+        ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # where pretrained=True finds it
+        text = saving.model_card(
+            args.model, result.top1, result.images, facts, measured_on, file=None if ships else path.name)
+        replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
+        if history is not None:
+            replace_file(path.with_suffix(f'.{HISTORY}'), lambda file: shutil.copyfile(history, file))
+        saving.record_checksum(path, facts['SHA-256'])
+        write_new(path, saved.read_bytes())
+    print(f'{path}: top-1 {result.top1:.4f} on {result.images} images, card in {card}')
+
+
+@command(
+    GROUP, argument('models', nargs='*', metavar='MODEL', help=(
+        'local-dir:FOLDER, or nets of the zoo that have weights (default: all of these)')),
+    argument('--owner', required=True, metavar='ORG', help=(
+        'its repositories take the names of nets and folders; log in with: hf auth login')),
+    argument('--private', action='store_true', help='make new repositories that only their owner can see'))
+def publish(args: Namespace) -> None:
+    """Upload nets to the Hub: weights, configuration and card, in one commit each.
+
+    Example: timm-selfconv publish local-dir:mynet --owner me
+    """
+    zoo = checksums()
+    names = args.models or list(zoo)
+    unknown = sorted(name for name in names if name not in zoo and not name.startswith('local-dir:'))
+    if unknown:
+        raise ValueError(f'models={unknown}: needs local-dir:FOLDER, or weights of the zoo: {", ".join(zoo)}')
+    for name in tqdm(names, unit='net', leave=False, disable=None):
+        if name in zoo:
+            model, repo_id = create_model(tagged_name(name)), f'{args.owner}/{name}'
+            card, weights = card_path(name).read_text(), Path(model.pretrained_cfg['file'])  # with its checksum
+        else:
+            model, title, weights = create_model(name), Path(name.removeprefix('local-dir:')).resolve().name, None
+            repo_id = f'{args.owner}/{title}'
+            summary = f"`{model.pretrained_cfg['architecture']}` with {model.num_classes} classes."
+            card = card_path(name).read_text() if card_path(name).is_file() else \
+                saving.card_text(title, summary, {}, "'local-dir:', pretrained=True")
+            card = re.sub("'local-dir:[^']*'", f"'hf-hub:{repo_id}'", card)
+        tqdm.write(publishing.publish(model, repo_id, card, args.private, weights))
+
+
+@command(GROUP, argument('script', type=existing_file, metavar='SCRIPT', help="a Python file, e.g. timm's validate.py"),
+         argument('args', nargs=REMAINDER, metavar='ARGS', help='its arguments'))
+def run(args: Namespace) -> None:
+    """Run a timm script (validate.py, benchmark.py, ...) with the zoo registered.
+
+    Example: timm-selfconv run validate.py --model sa_quadratic_tiny_cifar --pretrained --data-dir pictures
+    """
+    sys.argv = [str(args.script), *args.args]
+    sys.path.insert(0, str(Path(args.script).resolve().parent))
+    try:
+        runpy.run_path(str(args.script), run_name='__main__')
+    except Exception:  # a script's errors are its own
+        traceback.print_exc()
+        sys.exit(1)

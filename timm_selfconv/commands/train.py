@@ -1,0 +1,213 @@
+"""Commands that train, evaluate and transform nets: finetune, train, eval, include, prune."""
+import json
+import re
+import shlex
+import sys
+from argparse import ArgumentTypeError, Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import torch
+from tabulate import tabulate
+from timm.models._input import get_model_input_config
+
+from timm_selfconv import theory
+from timm_selfconv.data import data_name, open_dataset, preprocess, sample_pictures
+from timm_selfconv.measure.counting import count
+from timm_selfconv.measure.evaluation import evaluate, find_device
+from timm_selfconv.training import runs
+from timm_selfconv.training.picture_folder import open_picture_folder
+from timm_selfconv.training.recipes import read_recipe
+from timm_selfconv.weights.saving import save_folder
+from ._shared import CHECKPOINT, COUNT, DATA_DIR, DEVICE, FUSE, INPUT_KEY, JSON, MODEL, NET, argument, command, \
+    existing_file, existing_folder, load_model, model_name, natural, output, show, split
+
+TRAIN, TRANSFORM = 'train', 'transform weights'
+PICTURES_RECIPE = 'pictures'
+OVERRIDES = argument('overrides', nargs='*', metavar='KEY=VALUE', help='replaces a key of the recipe, e.g. epochs=40')
+
+
+@command(
+    TRAIN, MODEL, argument('folder', type=existing_folder, metavar='FOLDER', help=(
+        'FOLDER/train/CLASS and FOLDER/val/CLASS, or FOLDER/CLASS, of which a fifth is held out')), OVERRIDES,
+    output('DIR', 'folder of the net, and of its run', Path), CHECKPOINT,
+    argument('--img-size', type=int, metavar='N', help="side of the images in pixels (default: the net's)"),
+    argument('--seed', type=int, metavar='N', help='seed of training and of the held-out part (default: 42)'), DEVICE)
+def finetune(args: Namespace) -> None:
+    """Train a net to tell your own pictures apart, from a folder with a folder a class.
+
+    Example: timm-selfconv finetune sa_quadratic_tiny_cifar pictures --output mynet
+    """
+    given = dict(seed=args.seed, img_size=args.img_size, initial_checkpoint=args.checkpoint)
+    recipe = read_recipe(PICTURES_RECIPE, [
+        f'pretrained={args.checkpoint is None}', *args.overrides,
+        *(f'{key}={value}' for key, value in given.items() if value is not None)])
+    data = str(args.folder)
+    *datasets, held_out = open_picture_folder(data, recipe.seed)
+    classes, (seen, held) = datasets[0].reader.class_to_idx, map(len, datasets)
+    recipe.model, recipe.num_classes, recipe.batch_size = args.model, len(classes), min(recipe.batch_size, seen)
+    told = f'{seen} pictures to train on, {held} to validate on ({held_out})'
+    print(f'{len(classes)} classes, {", ".join(classes)}: {told}', flush=True)
+    try:
+        training = runs.train(recipe, datasets, find_device(args.device), args.output)
+    except FloatingPointError as e:
+        raise ValueError(f'{e}; try a smaller lr, in another folder') from e
+    facts = runs.run_facts(training, PICTURES_RECIPE, args.overrides, data)
+    name = runs.save_net(training, args.output, {
+        **facts, 'script': 'timm-selfconv finetune', 'data': f'{data_name(data)}: {told}'})
+    pictures = [file for file, _ in datasets[1].reader.samples[:2]]
+    print(f"\nAccuracy on the pictures to validate on: {training.history[-1]['eval_top1'] / 100:.4f}. Use the net:\n"
+          f'timm.create_model({name!r}, pretrained=True)')
+    for line in (['classify', name, *pictures], ['explore', name, *pictures, '--output', 'explorer.html']):
+        print(shlex.join(['timm-selfconv', *line]))
+
+
+@command(
+    TRAIN, argument('recipe', metavar='RECIPE', help='YAML file, or a name of timm-selfconv list --recipes'), OVERRIDES,
+    output('DIR', 'folder of checkpoints and history', Path),
+    argument('--data', help="folder or timm dataset name (default: the recipe's)"), DEVICE,
+    argument('--batches', type=natural, metavar='N', help='batches an epoch, for a rehearsal (default: all)'))
+def train(args: Namespace) -> None:
+    """Train a net on one device, by a recipe that timm's train.py takes too.
+
+    Examples: timm-selfconv train half_hour --output run
+              timm-selfconv train paper model=sa_learned_cifar batch_size=512 lr=0.512 --output run
+
+    recipes/README.md explains the keys; KEY=VALUE is YAML, and null removes a key. DIR gets last.pth.tar after each
+    epoch (timm's layout), checkpoint_hist older ones, summary.csv (timm's columns) and history.json. Stop the command
+    at any time and start it again: it resumes after the last whole epoch, and ends with the same weights. The last
+    weights count, or their average (model_ema); nothing is chosen by test accuracy. To tune a recipe, hold out
+    training images: train_split='train[:45000]' val_split='train[45000:]'.
+    """
+    recipe = read_recipe(args.recipe, args.overrides)
+    data = args.data or recipe.dataset
+    device = find_device(args.device)
+    datasets = [open_dataset(data, split, None, recipe.input_key, recipe.target_key)
+                for split in (recipe.train_split, recipe.val_split)]
+    try:
+        training = runs.train(recipe, datasets, device, args.output, args.batches)
+    except FloatingPointError as e:
+        print(f'timm-selfconv: {e}', file=sys.stderr)
+        sys.exit(1)
+    if runs.has_folder(recipe):
+        facts = runs.run_facts(training, args.recipe, args.overrides, data)
+        print(f'timm.create_model({runs.save_net(training, args.output, facts)!r}, pretrained=True)')
+    else:
+        print(runs.export_command(training, args, data))
+
+
+@command(
+    TRAIN, *NET, FUSE, argument('--data', required=True, help="folder or timm dataset, e.g. 'hfds/uoft-cs/cifar10'"),
+    DATA_DIR, split('test'), INPUT_KEY,
+    argument('--target-key', default='label', metavar='KEY', help='column of the labels (default: label)'),
+    argument('--class-map', type=existing_file, metavar='FILE', help=(
+        "timm's class map, a class name per line; without it classes are matched by their names")),
+    argument('--batch-size', type=natural, default=64, metavar='N', help='images a batch (default: 64)'), DEVICE, JSON)
+def eval_(args: Namespace) -> None:
+    """Measure accuracy on a dataset.
+
+    Example: timm-selfconv eval sa_quadratic_tiny_cifar --data hfds/uoft-cs/cifar10
+    """
+    result = evaluate(
+        load_model(args), args.data, args.split, args.batch_size, args.data_dir, args.input_key, args.target_key,
+        str(find_device(args.device)), args.class_map and str(args.class_map))
+    classes = tabulate(result.per_class.items(), headers=('class', 'accuracy'), floatfmt='.3f', disable_numparse=[0])
+    show(args, dict(model=args.model, **asdict(result)), (
+        f'{args.model}: top-1 {result.top1:.4f}, top-5 {result.top5:.4f} on {result.images} images, '
+        f'{result.images_per_second:.0f} images a second\n{classes}'))
+
+
+def train_command(recipe: str, folder: Path) -> str:
+    """The command that trains the net of a folder further."""
+    config = json.loads((folder / 'config.json').read_text())
+    kwargs = read_recipe(recipe, [f"model={config['architecture']}"]).model_kwargs
+    kwargs = {**kwargs, **config['model_args'], 'num_classes': config['num_classes']}
+    return shlex.join([
+        'timm-selfconv', 'train', recipe, '--output', f'{folder}-trained', f"model={config['architecture']}",
+        f"initial_checkpoint={folder / 'model.safetensors'}", f'model_kwargs={json.dumps(kwargs)}'])
+
+
+@command(
+    TRANSFORM, *NET, argument(
+        'target', type=model_name, metavar='TARGET', help='name of the richer net, e.g. sa_learned_content_cifar'),
+    output('DIR', 'new folder for the richer net'))
+def include(args: Namespace) -> None:
+    """Turn a net into a richer one with the same logits, to train it further.
+
+    Example: timm-selfconv include sa_quadratic_tiny_cifar sa_learned_content_cifar --output rich
+    """
+    folder = args.output
+    model = load_model(args)
+    torch.manual_seed(args.seed)  # new heads are initialised
+    save_folder(theory.include(model, args.target), folder)
+    print(f'Use it:   timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
+    print(f"Train it: {train_command('finetune', folder)}")
+
+
+def layer_heads(text: str) -> Tuple[int, List[int]]:
+    match = re.fullmatch(r'(\d+):(\d+(?:,\d+)*)', text)
+    if match is None:
+        raise ArgumentTypeError(f'{text!r}: needs LAYER:HEAD,HEAD, counted from 0')
+    return int(match[1]), [int(head) for head in match[2].split(',')]
+
+
+def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
+    """The smaller net that the arguments ask for, and which heads it lost, a row each or a layer each."""
+    if args.keep:
+        pictures = sample_pictures(args.data, args.split, args.data_dir, args.input_key, args.count)
+        merged, report = theory.merge_heads(model, args.keep, preprocess(model, pictures))
+        return merged, [
+            {'layer': merge.layer, 'heads dropped': list(merge.dropped), 'error of its sum of heads': merge.error}
+            for merge in report]
+    if args.heads:
+        return theory.prune_heads(model, dict(args.heads)), [
+            {'layer': layer, 'heads dropped': dropped} for layer, dropped in args.heads]
+    heads = theory.degenerate_heads(model, args.min_eigenvalue, args.max_condition)
+    if not heads:
+        raise ValueError(f'model={args.model!r}: has no degenerate heads, nothing to prune')
+    eigenvalues = theory.precision_eigenvalues(model)
+    rows = [{
+        'layer': layer, 'head dropped': head, 'largest eigenvalue': float(eigenvalues[layer][head, 1]),
+        'condition number': float(theory.condition_numbers(eigenvalues[layer])[head]),
+        'it attends to': 'all pixels alike' if eigenvalues[layer][head, 1] < args.min_eigenvalue else 'a thin stripe',
+    } for layer, dropped in heads.items() for head in dropped]
+    return theory.prune_heads(model, heads), rows
+
+
+@command(
+    TRANSFORM, *NET, output('DIR', 'new folder for the smaller net'),
+    argument('--min-eigenvalue', type=float, default=1e-5, help=(
+        "drop heads whose precision's largest eigenvalue is below this (default: 1e-5)")),
+    argument('--max-condition', type=float, default=1e5, help=(
+        "drop heads whose precision's condition number is above this (default: 1e5; the released code: 1e3)")), [
+        argument('--heads', nargs='+', type=layer_heads, metavar='LAYER:HEAD,HEAD', help=(
+            'drop these instead, counted from 0')),
+        argument('--keep', type=int, nargs='+', metavar='HEADS', help=(
+            'keep this number of heads of each layer instead, fitted to replace the others on images of --data'))],
+    argument('--data', help='folder or name as for eval'), DATA_DIR, split('train'), INPUT_KEY, COUNT, JSON)
+def prune(args: Namespace) -> None:
+    """Drop heads: degenerate ones, heads that you name, or heads that the others can replace.
+
+    Example: timm-selfconv prune sa_quadratic_tiny_cifar --heads 0:1,8 5:0 --output pruned
+    """
+    if args.keep and args.data is None:
+        raise ValueError(f'keep={args.keep}: needs --data, images to fit the heads on')
+    if args.data is not None and not args.keep:
+        raise ValueError(f'data={args.data!r}: needs --keep, the numbers of heads')
+    if args.heads and len(dict(args.heads)) < len(args.heads):
+        raise ValueError(f'heads={args.heads}: needs each layer once')
+    model = load_model(args)
+    pruned, rows = pruned_net(model, args)
+    input_size = get_model_input_config(model)['input_size']
+    before, after = count(model, input_size), count(pruned, input_size)
+    save_folder(pruned, args.output)
+    use, train = f'local-dir:{args.output}', train_command('pruned', args.output)
+    counts = tabulate(
+        [('parameters', f'{before.parameters:,}', f'{after.parameters:,}'),
+         ("FLOPs, the paper's way", f'{before.linear_conv_flops:,}', f'{after.linear_conv_flops:,}'),
+         ('FLOPs with attention', f'{before.flops:,}', f'{after.flops:,}')],
+        headers=('', 'before', 'after'), disable_numparse=True, colalign=('left', 'right', 'right'))
+    show(args, dict(model=use, dropped=rows, before=before, after=after, train=train), (
+        f"{tabulate(rows, headers='keys', floatfmt='.2g')}\n\n{counts}\n\n"
+        f'Use it:   timm.create_model({use!r}, pretrained=True)\nTrain it: {train}'))

@@ -1,0 +1,182 @@
+"""Commands that use a net: demo, classify, explore, heads, figures, theorem."""
+import glob
+import importlib.util
+import shlex
+import sys
+import textwrap
+from argparse import Namespace
+from pathlib import Path
+from typing import List, Sequence
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from timm_selfconv.data import label_names, open_images, preprocess, sample_pictures, top_classes
+from timm_selfconv.files import PICTURES, write_new
+from timm_selfconv.look.explorer import explorer_page
+from timm_selfconv.look.heads import format_heads, report_heads
+from timm_selfconv.look.theorem import theorem_page
+from timm_selfconv.measure import tables
+from timm_selfconv.models import CIFAR10_CLASSES
+from timm_selfconv.weights import net_caption
+from ._shared import COUNT, DATA_DIR, FUSE, INPUT_KEY, JSON, NET, argument, caption, command, create_model, \
+    existing_file, images, load_model, model_name, natural, output, show, split
+
+GROUP = 'use a net'
+DEMO_MODEL = 'sa_quadratic_tiny_cifar'
+PART = argument('--part', choices=['both', 'content', 'position'], default='both', help=(
+    "part of ConViT's gated attention (default: both)"))
+
+
+@command(GROUP)
+def demo(args: Namespace) -> None:
+    """Classify ten pictures with a shipped net and print the papers' tables.
+
+    Example: timm-selfconv demo
+    """
+    spec = importlib.util.find_spec('foolbox')
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("the package foolbox has the demo's pictures: pip install 'timm_selfconv[demo]'")
+    # cifar10_NUMBER_LABEL.png, of CIFAR-10's test split
+    paths = sorted(Path(spec.submodule_search_locations[0], 'data').glob('cifar10_0*.png'))
+    results = top_classes(create_model(DEMO_MODEL), open_images(paths), 1)
+    rows = [(path.name, CIFAR10_CLASSES[int(path.stem.split('_')[-1])], *best) for path, (best,) in zip(paths, results)]
+    table = tabulate(rows, ('picture', 'true class', 'class', 'probability'), floatfmt='.3f')
+    line = shlex.join(['timm-selfconv', 'explore', DEMO_MODEL, *map(str, paths), '--output', 'explorer.html'])
+    print(f"Ten pictures of CIFAR-10's test split, classified by {DEMO_MODEL}:\n\n{table}\n\n"
+          f"The papers' tables, published and measured here:\n\n{tables.format_tables(tables.paper_tables())}\n\n"
+          f'To see the attention maps of these pictures:\n{line}')
+
+
+def find_pictures(words: Sequence[str]) -> List[str]:
+    """The paths that files, folders, patterns and standard input name."""
+    paths: List[str] = []
+    for word in words:
+        if word == '-':
+            paths += filter(None, sys.stdin.read().splitlines())
+        elif Path(word).is_dir():
+            paths += [str(file) for file in sorted(Path(word).rglob('*')) if file.suffix.lower() in PICTURES]
+        else:
+            found = [] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
+            paths += [path for path in found if Path(path).is_file()] or [str(existing_file(word))]
+    if not paths:
+        raise ValueError(f'images={words}: no pictures there ({", ".join(PICTURES)})')
+    return paths
+
+
+@command(GROUP, *NET, FUSE, argument('images', nargs='+', metavar='IMAGE', help=(
+    "pictures, folders, patterns such as 'cats/*.jpg', or - for paths on standard input, one a line")), argument(
+    '--topk', type=natural, default=1, metavar='K', help='classes of each picture (default: 1)'), JSON)
+def classify(args: Namespace) -> None:
+    """Name the most probable classes of pictures.
+
+    Example: timm-selfconv classify sa_quadratic_tiny_cifar cat.jpg --topk 3
+    """
+    paths = find_pictures(args.images)
+    model = load_model(args)
+    rows, errors = [], []
+    for path in tqdm(paths, unit='picture', leave=False, disable=None):
+        try:
+            best, = top_classes(model, open_images([path]), args.topk)
+        except ValueError as e:
+            errors.append(f'timm-selfconv: {e}')
+        else:
+            rows += [{'picture': path, 'class': name, 'probability': prob} for name, prob in best]
+    table = tabulate(rows, headers='keys', floatfmt='.3f', disable_numparse=[0, 1])
+    names = textwrap.shorten(', '.join(label_names(model)) or 'unnamed', 400)
+    if rows or args.json:
+        show(args, rows, f'{table}\n\nThis net knows {model.num_classes} classes: {names}')
+    if errors:
+        print('\n'.join(errors), file=sys.stderr)
+        sys.exit(1)
+
+
+def distinct_names(names: Sequence[str]) -> List[str]:
+    return [f'{name} ({names[:i].count(name) + 1})' if name in names[:i] else name for i, name in enumerate(names)]
+
+
+@command(
+    GROUP, *NET, images('pictures'), output('FILE', 'the page, e.g. explorer.html'),
+    argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture'),
+    argument('--versus', action='append', type=model_name, default=[], metavar='MODEL', help=(
+        'a model to compare with, by its own weights; may be given again')), PART)
+def explore(args: Namespace) -> None:
+    """Write a page that shows where every pixel of pictures looks, in all heads.
+
+    Example: timm-selfconv explore sa_learned_content_tiny_cifar cat.jpg --output explorer.html
+    """
+    names, pictures = distinct_names([args.model, *args.versus]), open_images(args.images)
+    run = args.checkpoint.parent if args.checkpoint else None if args.untrained else args.model
+    page = explorer_page(
+        dict(zip(names, [load_model(args), *map(create_model, args.versus)])),
+        dict(zip(distinct_names([image.name for image in args.images]), pictures)),
+        args.labels, [caption(args), *map(net_caption, args.versus)], [run, *args.versus], args.part).encode()
+    write_new(args.output, page)
+    print(f'{args.output}: {len(page) / 1e6:.1f} MB, open it in a browser')
+
+
+@command(
+    GROUP, *NET, images(
+        'pictures to average over; needed where attention depends on content', name='--images'),
+    argument('--kernel-size', type=natural, default=3, help='side of the convolutions (default: 3)'), PART, JSON)
+def heads(args: Namespace) -> None:
+    """Describe each head, and measure how convolutional each layer is.
+
+    Example: timm-selfconv heads sa_learned_tiny_cifar
+    """
+    layers = report_heads(load_model(args), open_images(args.images), args.kernel_size, args.part)
+    show(args, dict(model=args.model, kernel_size=args.kernel_size, layers=layers),
+         format_heads(layers, args.kernel_size))
+
+
+@command(
+    GROUP, *NET, [
+        images('pictures to average over, and to draw one by one', name='--images'),
+        argument('--data', help='average over a dataset instead, a folder or name as for eval')],
+    DATA_DIR, split('test'), INPUT_KEY, COUNT, output('DIR', 'new folder of the files'),
+    argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
+        "query, in pixels of the first layer's grid (default: the middle)")), PART,
+    argument('--versus', type=model_name, metavar='MODEL', help='a model to compare heads with, by its own weights'),
+    argument('--run', metavar='RUN', help=(
+        "draw the heads over training too: a net with a history, or the folder of a run (timm's train.py: at the "
+        'checkpoints that it kept)')),
+    argument('--curves', nargs='+', default=[], metavar='RUN', help=(
+        'draw validation accuracy over epochs too, of nets with a history and folders of runs')),
+    argument('--format', choices=['png', 'svg', 'pdf'], default='png'))
+def figures(args: Namespace) -> None:
+    """Draw the papers' figures of a net: its heads, attention maps and training.
+
+    Example: timm-selfconv figures sa_learned_tiny_cifar --run sa_learned_tiny_cifar --output figures
+    """
+    from timm_selfconv.look.figures import REPORTED, draw_figures, figure_accuracy, read_accuracies, save_figures
+
+    if args.output.suffix in ('.png', '.svg', '.pdf'):
+        raise ValueError(f"output='{args.output}': becomes a folder of files; name it, and their kind by --format")
+    curves = {run: read_accuracies(run) for run in args.curves}
+    model = load_model(args)
+    pictures = open_images(args.images)
+    if args.data:
+        pictures = sample_pictures(args.data, args.split, args.data_dir, args.input_key, args.count)
+    query = None if args.query is None else tuple(args.query)
+    versus = {}
+    if args.versus:
+        layers = report_heads(create_model(args.versus), pictures[:REPORTED])
+        versus = {f'{args.versus}: {net_caption(args.versus)}': layers}
+    drawn = draw_figures(
+        model, preprocess(model, pictures) if pictures else None, [image.stem for image in args.images], query,
+        f'{args.model}: {caption(args)}', args.run, args.part, versus)
+    if curves:
+        drawn['accuracy'] = figure_accuracy(curves)
+    for file in save_figures(drawn, args.output, args.format):
+        print(file)
+
+
+@command(GROUP, images('a picture to convolve (default: a cat)', '?'), output('FILE', 'the page, e.g. theorem.html'))
+def theorem(args: Namespace) -> None:
+    """Write a page that shows a convolution and the attention heads that equal it.
+
+    Example: timm-selfconv theorem --output theorem.html
+    """
+    page = theorem_page(*(open_images([args.images])[0], args.images.name) if args.images else (None, '')).encode()
+    write_new(args.output, page)
+    print(f'{args.output}: {len(page) / 1e3:.0f} kB, open it in a browser')
