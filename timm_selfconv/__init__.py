@@ -17,6 +17,7 @@ which import no other of these.
 from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet
 from .theory import fuse
+from . import _moved
 from .version import __version__
 
 __all__ = ['SAN', 'ResNetCifar', 'ResVit', 'SelfAttentionNet', 'attention_maps', 'fuse']

@@ -34,4 +34,4 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
                 '    from timm_selfconv.cli import main\n    main(["train", *sys.argv[1:]])\n')
 
 
-sys.meta_path.append(Finder())
+sys.meta_path.insert(0, Finder())  # before the finder of editable installs, which looks elsewhere for these

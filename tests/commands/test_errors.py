@@ -1,4 +1,4 @@
-"""What commands say on stderr: a line where the user went wrong, else nothing."""
+"""Messages of commands on stderr: one line for a mistake of the user, else nothing."""
 import json
 import os
 import socketserver
@@ -16,6 +16,8 @@ from timm.models import save_for_hf
 
 from pictures import fill
 from timm_selfconv.cli import main
+
+NET = 'sa_quadratic_tiny_cifar'
 
 
 @pytest.fixture
@@ -35,7 +37,9 @@ def broken(tmp_path, monkeypatch):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_text(text)
     net = torch.nn.Linear(2, 2)
-    things = dict(tensor=torch.zeros(3), module=net, other=net.state_dict(), state=dict(state_dict=3))
+    lightning = {f'model.{name}': value for name, value in timm.create_model(NET).state_dict().items()}
+    things = dict(tensor=torch.zeros(3), module=net, other=net.state_dict(), state=dict(state_dict=3),
+                  lightning=dict(state_dict=lightning, epoch=3))
     for name, thing in things.items():
         Path('runs', name).mkdir()
         for file in (f'{name}.pt', f'runs/{name}/checkpoint-0.pth.tar'):
@@ -49,25 +53,33 @@ def broken(tmp_path, monkeypatch):
 
 
 HEADS, EVAL, FIGURES, PRUNE = (
-    [command, 'sa_quadratic_tiny_cifar', *output] for command, *output in (
+    [command, NET, *output] for command, *output in (
         ['heads'], ['eval'], ['figures', '--out', 'out'], ['prune', '--output', 'out']))
 
 
 @pytest.mark.parametrize('command,message', [
     (['heads', 'resvit_cifar'], 'resvit_cifar has no trained weights'),
     (['eval', 'resnet_tiny_cifar', '--data', 'data', '--fuse'], 'has no SelfAttention2d layers to fuse'),
-    ([*HEADS, '--images', 'nowhere.png'], "--images: 'nowhere.png'"),
-    (['run', 'nowhere.py'], "script='nowhere.py'"),
+    *((command, ': nowhere.png: no such file') for command in (
+        ['classify', NET, 'nowhere.png'], [*HEADS, '--images', 'nowhere.png'], [*FIGURES, '--images', 'nowhere.png'],
+        ['explore', NET, 'nowhere.png', '--out', 'out'], ['theorem', 'nowhere.png', '--out', 'out'],
+        [*EVAL, '--checkpoint', 'nowhere.png', '--data', 'data'], ['run', 'nowhere.png'],
+        ['export', NET, '--checkpoint', 'nowhere.png', '--data', 'data', '--output', 'out'],
+        ['finetune', NET, 'data/test', '--checkpoint', 'nowhere.png', '--output', 'out'])),
+    (['finetune', NET, 'nowhere', '--output', 'out'], ': nowhere: no such folder'),
+    (['classify', NET, 'parquet'], "images=['parquet']: no pictures there"),
     ([*PRUNE, '--heads', '0:1;2'], "'0:1;2': needs LAYER:HEAD,HEAD"),
     ([*PRUNE, '--heads', '0:1', '0:2'], 'needs each layer once'),
     ([*PRUNE, '--keep', '6', '--data', '.', '--count', '0'], "--count: '0': needs a whole number above 0"),
     (['prune', 'sa_learned_tiny_cifar', '--output', 'out'], 'say which heads to prune'),
     *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: cannot be loaded') for file in (
         'text.pt', 'text.safetensors', 'tensor.pt', 'module.pt', 'other.pt', 'state.pt')),
-    *(([*HEADS, '--checkpoint', file], f'--checkpoint: {file!r}: needs a weight file') for file in ('', '/dev/null')),
+    *(([*HEADS, '--checkpoint', file], f'--checkpoint: {file}: needs a file') for file in ('', '/dev/null')),
+    ([*HEADS, '--checkpoint', 'lightning.pt'],
+     "checkpoint='lightning.pt': cannot be loaded, all of its keys begin with 'model.'"),
     (['export', 'sa_quadratic_tiny_cifar', '--checkpoint', 'tensor.pt', '--data', 'data', '--output', 'out'],
      "checkpoint='tensor.pt': cannot be loaded"),
-    (['heads', 'local-dir:nets/nowhere'], "MODEL: 'local-dir:nets/nowhere': cannot be loaded"),
+    (['heads', 'local-dir:nets/nowhere'], 'MODEL: nets/nowhere/config.json: no such file'),
     *((['heads', f'local-dir:nets/{name}'], f"model='local-dir:nets/{name}': cannot be loaded") for name in (
         'text', 'list', 'unknown', 'damaged', 'wrong')),
     *((['heads', name], f'model={name!r}: cannot be loaded') for name in (
@@ -92,7 +104,8 @@ HEADS, EVAL, FIGURES, PRUNE = (
     (['heads', 'sa_quadratic_cifar.cifar'], "there are ['sa_quadratic_cifar.cifar10', 'sa_quadratic_cifar.dist_cifar"),
     (['bench', 'gmlp_ti16_224', '--untrained', '--img-size', '100', '--batch-size', '1'],
      'img_size=100: MlpMixer does not take it'),
-    (['curves', 'runs/words', '--out', 'out'], 'runs/words/summary.csv: needs numbers'),
+    ([*FIGURES, '--curves', 'runs/words'], 'runs/words/summary.csv: needs numbers'),
+    ([*EVAL, '--data', 'data', '--class-map', 'nowhere'], ': nowhere: no such file'),
     (['publish', 'resnet_tiny_cifar', '--owner', 'nobody'],
      'nobody/resnet_tiny_cifar: '),
     ([*PRUNE, '--min-eigenvalue', 'nan'], 'min_eigenvalue=nan'),
@@ -153,11 +166,11 @@ def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):
 @pytest.mark.slow
 def test_libraries_say_nothing_beside_what_commands_print(little, folder, tmp_path):
     commands = [
-        ['list'], ['tables'], ['classify', little, f'{folder}/test/3/0.png', '--fuse'], ['heads', little],
+        ['list'], ['list', '--tables'], ['classify', little, f'{folder}/test/3/0.png', '--fuse'], ['heads', little],
         ['eval', little, '--data', folder], ['figures', little, '--out', str(tmp_path / 'figures')],
         ['bench', little, '--batch-size', '1', '--seconds', '0.01'],
         ['include', little, 'sa_quadratic_gen_cifar', '--output', str(tmp_path / 'included')]]
-    code = 'import json, sys; from timm_selfconv_cli import main\nfor command in json.loads(sys.argv[1]): main(command)'
+    code = 'import json, sys; from timm_selfconv.cli import main\nfor command in json.loads(sys.argv[1]): main(command)'
     done = subprocess.run([sys.executable, '-c', code, json.dumps(commands)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == '' and 'top-1' in done.stdout
 
@@ -180,9 +193,9 @@ def test_a_file_size_limit_ends_in_one_line(command, checkpoint, folder, tmp_pat
 
 @pytest.mark.slow
 def test_whoever_reads_may_stop_reading():
-    for command in (['list'], ['tables', '--json'], ['--help']):
+    for command in (['list', '--json'], ['--help']):
         process = subprocess.Popen(
-            [sys.executable, '-c', 'from timm_selfconv_cli import main; main()', *command], text=True,
+            [sys.executable, '-c', 'from timm_selfconv.cli import main; main()', *command], text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         process.stdout.close()  # as head
         assert process.stderr.read() == '' and process.wait() in (0, 1)

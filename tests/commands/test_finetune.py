@@ -97,11 +97,9 @@ def test_teachers_pass_on(digits, tmp_path):
 
 
 @pytest.mark.parametrize('arguments,message', [
-    ([NET, 'nowhere'], "folder='nowhere': there is none"),
     (['sa_quadratic_h16_cifar', '{digits}'], 'has no trained weights yet'),
     ([NET, '{digits}', 'nonsense=1'], "does not do ['nonsense']"),
     ([NET, '{digits}', '--img-size', '18'], 'timm-selfconv: img_size=18: needs'),
-    ([NET, '{digits}', '--checkpoint', 'nowhere.pth'], "initial_checkpoint='nowhere.pth'"),
 ])
 def test_what_cannot_be_is_told_in_a_line(digits, tmp_path, refused, arguments, message):
     refused(message, ['finetune', *(word.format(digits=digits) for word in arguments), '--output', tmp_path / 'net'])

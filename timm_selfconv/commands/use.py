@@ -82,7 +82,7 @@ def classify(args: Namespace) -> None:
             errors.append(f'timm-selfconv: {e}')
         else:
             rows += [{'picture': path, 'class': name, 'probability': prob} for name, prob in best]
-    table = tabulate(rows, headers='keys', floatfmt='.3f', disable_numparse=[0, 1])
+    table = rows and tabulate(rows, headers='keys', floatfmt='.3f', disable_numparse=[0, 1])
     names = textwrap.shorten(', '.join(label_names(model)) or 'unnamed', 400)
     if rows or args.json:
         show(args, rows, f'{table}\n\nThis net knows {model.num_classes} classes: {names}')
@@ -140,19 +140,20 @@ def heads(args: Namespace) -> None:
     argument('--run', metavar='RUN', help=(
         "draw the heads over training too: a net with a history, or the folder of a run (timm's train.py: at the "
         'checkpoints that it kept)')),
-    argument('--curves', nargs='+', default=[], metavar='RUN', help=(
-        'draw validation accuracy over epochs too, of nets with a history and folders of runs')),
+    argument('--curves', nargs='*', metavar='RUN', help=(
+        'draw accuracy and loss over epochs too, of nets with a history and folders of runs; runs named NAME.SEED are '
+        'one curve (default: the runs of curves.yaml that ship)')),
     argument('--format', choices=['png', 'svg', 'pdf'], default='png'))
 def figures(args: Namespace) -> None:
     """Draw the papers' figures of a net: its heads, attention maps and training.
 
     Example: timm-selfconv figures sa_learned_tiny_cifar --run sa_learned_tiny_cifar --output figures
     """
-    from timm_selfconv.look.figures import REPORTED, draw_figures, figure_accuracy, read_accuracies, save_figures
+    from timm_selfconv.look import figures as drawing
 
     if args.output.suffix in ('.png', '.svg', '.pdf'):
         raise ValueError(f"output='{args.output}': becomes a folder of files; name it, and their kind by --format")
-    curves = {run: read_accuracies(run) for run in args.curves}
+    curves = None if args.curves is None else drawing.read_curves(args.curves or drawing.shipped_curves())
     model = load_model(args)
     pictures = open_images(args.images)
     if args.data:
@@ -160,14 +161,14 @@ def figures(args: Namespace) -> None:
     query = None if args.query is None else tuple(args.query)
     versus = {}
     if args.versus:
-        layers = report_heads(create_model(args.versus), pictures[:REPORTED])
+        layers = report_heads(create_model(args.versus), pictures[:drawing.REPORTED])
         versus = {f'{args.versus}: {net_caption(args.versus)}': layers}
-    drawn = draw_figures(
+    drawn = drawing.draw_figures(
         model, preprocess(model, pictures) if pictures else None, [image.stem for image in args.images], query,
         f'{args.model}: {caption(args)}', args.run, args.part, versus)
-    if curves:
-        drawn['accuracy'] = figure_accuracy(curves)
-    for file in save_figures(drawn, args.output, args.format):
+    if curves is not None:
+        drawn['curves'] = drawing.figure_accuracy(curves)
+    for file in drawing.save_figures(drawn, args.output, args.format):
         print(file)
 
 

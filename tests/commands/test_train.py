@@ -1,51 +1,46 @@
-"""Files of weights: export, include, prune."""
+"""Commands that evaluate and transform nets: eval, include, prune; train is tested by what include prints."""
 import dataclasses
 import json
-import os
 import shlex
-from pathlib import Path
 
 import pytest
-import safetensors.torch
 import timm
 import torch
-import yaml
 from timm.models import save_for_hf
 
-from pictures import fill, save_parquet
+from pictures import fill
 from timm_selfconv.cli import main
 from timm_selfconv.data import open_images, preprocess
 from timm_selfconv.measure import counting
+from timm_selfconv.models import CIFAR10_CLASSES
 from timm_selfconv.theory import merge_heads, prune_heads
-from timm_selfconv.training.recipes import RECIPES
 
 SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
 
 
-@pytest.mark.parametrize('name', ['sa_quadratic_tiny_cifar', 'sa_quadratic_tiny_cifar.from_another_net'])
-def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, folder, tmp_path, refused, monkeypatch):
-    command = ['export', name, '--checkpoint', checkpoint, '--data', folder,
-               '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
+def test_eval(checkpoint, folder, capsys):
+    command = ['eval', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder]
+    main([*command, '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert result['images'] == 10 and set(result['per_class'].values()) <= {0., 1.}
     main(command)
-    card = (tmp_path / 'out' / f'{name}.md').read_text()
-    assert '| seed | 42 |' in card and '| recipe | a=b |' in card
-    assert '(10 images of the test split of data, from this file' in card and 'CIFAR-10' not in card
-
-    monkeypatch.chdir(tmp_path / 'out')  # the card's snippet loads that very file
-    scope = {}
-    exec(card.split('```python')[1].split('```')[0], scope)
-    saved = safetensors.torch.load_file(f'{name}.safetensors')
-    loaded = {key: value.to(saved[key].dtype) for key, value in scope['model'].state_dict().items()}
-    torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
-    refused('exists', command)
-    assert (tmp_path / 'out' / f'{name}.md').read_text() == card
+    out = capsys.readouterr().out
+    assert f"top-1 {result['top1']:.4f}, top-5 {result['top5']:.4f} on 10 images" in out and 'airplane' in out
 
 
-def test_a_card_where_weights_ship_loads_them_by_name(checkpoint, folder, tmp_path):
-    output = tmp_path / 'timm_selfconv' / 'weights'
-    main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder, '--output', str(output)])
-    snippet = "create_model('sa_quadratic_tiny_cifar.cifar10', pretrained=True).eval()"
-    assert snippet in next(output.glob('*.md')).read_text()
+def printed(out):
+    """What a command prints behind `Use it` and `Train it`."""
+    return [line.split(':', 1)[1].strip() for line in out.splitlines() if line.startswith(('Use it:', 'Train it:'))]
+
+
+def check_training(line, pictures, folder, model):
+    """Run the printed command at nearly no learning rate, and compare the weights."""
+    program, command, *arguments = shlex.split(line)
+    assert (program, command) == ('timm-selfconv', 'train')
+    main([command, *arguments, '--data', str(pictures.parent), '--device', 'cpu', 'train_split=test', 'val_split=test',
+          'batch_size=2', 'epochs=1', 'warmup_epochs=0', 'lr=1e-9'])
+    trained = torch.load(f'{folder}-trained/last.pth.tar', weights_only=False)['state_dict']
+    torch.testing.assert_close(trained, dict(model.state_dict()), rtol=0, atol=1e-6)
 
 
 @pytest.fixture
@@ -71,15 +66,15 @@ def test_prune(degenerate, tmp_path, capsys, refused):
     for counts in (counting.count(full), counting.count(pruned)):
         assert all(f'{n:,}' in out for n in (counts.parameters, counts.linear_conv_flops, counts.flops))
 
-    scope = dict(timm=timm)
-    loaded = eval(next(line for line in out.splitlines() if line.startswith('Use it')).split(':', 1)[1].strip(), scope)
+    use, train = printed(out)
+    loaded = eval(use, dict(timm=timm)).eval()
     assert loaded.num_heads == (3, 3)
     x = torch.randn(1, 3, 32, 32)
-    torch.testing.assert_close(loaded.eval()(x), pruned(x), rtol=0, atol=0)
-
+    torch.testing.assert_close(loaded(x), pruned(x), rtol=0, atol=0)
     refused('exists', command)
-    files = [path.name for path in (tmp_path / 'out').rglob('*') if path.is_file()]
-    assert sorted(files) == ['config.json', 'model.safetensors']
+    assert sorted(path.name for path in (tmp_path / 'out' / 'pruned').iterdir()) == ['config.json', 'model.safetensors']
+    assert '"attn_drop_rate": 0.1' in train  # the recipe's
+    check_training(train, fill(tmp_path / 'data' / 'test', CIFAR10_CLASSES), tmp_path / 'out' / 'pruned', loaded)
 
 
 def test_include_and_what_it_says_trains_on(tmp_path, capsys, refused):
@@ -89,19 +84,14 @@ def test_include_and_what_it_says_trains_on(tmp_path, capsys, refused):
     net, output = f"local-dir:{tmp_path / 'net'}", str(tmp_path / 'rich')
     include = ['include', net, 'sa_learned_content_cifar', '--output', output]
     main(include)
-    use, line = (line.split(':', 1)[1].strip() for line in capsys.readouterr().out.splitlines())
+    use, train = printed(capsys.readouterr().out)
     rich = eval(use, dict(timm=timm)).eval()
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(rich(x), source(x), rtol=1e-4, atol=1e-4)
     main(['heads', f"local-dir:{tmp_path / 'rich'}", '--images', str(tmp_path / 'data' / 'test' / '1' / '0.png')])
     assert 'residual' in capsys.readouterr().out
 
-    program, command, *arguments = shlex.split(line)
-    assert (program, command) == ('timm-selfconv', 'train')
-    main([command, *arguments, '--data', str(tmp_path / 'data'), '--device', 'cpu',
-                'train_split=test', 'batch_size=2', 'epochs=1', 'warmup_epochs=0', 'lr=1e-9'])
-    trained = torch.load(tmp_path / 'rich-trained' / 'last.pth.tar', weights_only=False)['state_dict']
-    torch.testing.assert_close(trained, dict(rich.state_dict()), rtol=0, atol=1e-6)  # at next to no learning rate
+    check_training(train, tmp_path / 'data' / 'test', output, rich)
     capsys.readouterr()
     refused('exists', include)
     refused('no rung leads there', [
@@ -134,28 +124,9 @@ def test_prune_to_a_number_of_heads(degenerate, tmp_path, capsys, refused):
     merged, report = merge_heads(full, (4, 2), preprocess(full, pictures))
     assert [tuple(row.values()) for row in result['dropped']] == [
         (merge.layer, list(merge.dropped), pytest.approx(merge.error, rel=1e-3)) for merge in report]
-    assert result['after'] == dataclasses.asdict(counting.count(merged)) and 'train.py' in result['train']
+    assert result['after'] == dataclasses.asdict(counting.count(merged)) and 'train pruned' in result['train']
     assert result['before']['parameters'] > result['after']['parameters']
     loaded = timm.create_model(result['model'], pretrained=True).eval()
     assert loaded.num_heads == (4, 2)
     x = torch.randn(1, 3, 32, 32)
     torch.testing.assert_close(loaded(x), merged(x), rtol=1e-3, atol=1e-3)
-
-
-def test_what_prune_says_trains_the_pruned_net_on(degenerate, timm_scripts, as_a_script, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(pytest.importorskip('datasets').config, 'HF_DATASETS_CACHE', tmp_path / 'cache')
-    save_parquet(tmp_path / 'data')
-    main(['prune', degenerate, '--output', str(tmp_path / 'pruned')])
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith('Train it on'))
-    python, script, *command = shlex.split(line.split(':', 1)[1])
-    assert python == 'python' and script == 'train.py'
-    recipe = RECIPES / 'pruned.yaml'
-    assert command[0] == '-c' and Path(command[1]).read_text() == recipe.read_text()
-    for key, value in yaml.safe_load(recipe.read_text())['model_kwargs'].items():
-        assert f'{key}={value}' in command  # they would be lost
-    main(['run', os.path.join(timm_scripts, script), *command, '--dataset', f"hfds/{tmp_path / 'data'}", '--device',
-          'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1', '--warmup-epochs', '0',
-          '--lr', '1e-9', '--output', str(tmp_path), '--experiment', 'run'])
-    trained = torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=False)['state_dict']
-    pruned = timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True).state_dict()
-    torch.testing.assert_close(trained, dict(pruned), rtol=0, atol=1e-6)  # at next to no learning rate

@@ -1,0 +1,60 @@
+"""Commands around the zoo: list, bench, export."""
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from timm_selfconv.models import zoo_names
+from timm_selfconv.cli import main
+
+
+def test_bench_against_the_released_algorithm(capsys):
+    command = ['bench', 'sa_quadratic_tiny_cifar', '--img-size', '8', '--batch-size', '1', '2', '--seconds', '0.01']
+    main([*command, '--fuse'])
+    out = capsys.readouterr().out
+    assert out.count('released algorithm') == out.count('fused') == 2 and 'of the GEMM limit' in out
+    main([*command, '--train', '--dtype', 'bfloat16', '--json'])
+    result = json.loads(capsys.readouterr().out)
+    assert result['train'] and [(s['path'], s['batch_size'], s['dtype']) for s in result['speeds']] == [
+        (path, batch, 'bfloat16') for batch in (1, 2) for path in ('released algorithm', 'timm_selfconv')]
+
+
+def test_bench_takes_images_of_the_nets_own_size(capsys):
+    main(['bench', 'convit_tiny', '--untrained', '--batch-size', '1', '--seconds', '0.01', '--json'])
+    assert [s['img_size'] for s in json.loads(capsys.readouterr().out)['speeds']] == [224, 224]
+
+
+def test_list_and_tables_for_machines(capsys):
+    main(['list', '--json'])
+    rows = json.loads(capsys.readouterr().out)
+    assert {row['name'] for row in rows} == set(zoo_names())
+    main(['list', '--tables', '--json'])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed['tables'][0]['label'] == 'ResNet18' and {'paper', 'here'} <= set(printed['results'][0])
+
+
+@pytest.mark.parametrize('name', ['sa_quadratic_tiny_cifar', 'sa_quadratic_tiny_cifar.from_another_net'])
+def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, folder, tmp_path, refused, monkeypatch):
+    command = ['export', name, '--checkpoint', checkpoint, '--data', folder,
+               '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
+    main(command)
+    card = (tmp_path / 'out' / f'{name}.md').read_text()
+    assert '| seed | 42 |' in card and '| recipe | a=b |' in card
+    assert '(10 images of the test split of data, from this file' in card and 'CIFAR-10' not in card
+
+    monkeypatch.chdir(tmp_path / 'out')  # the card's snippet loads that very file
+    scope = {}
+    exec(card.split('```python')[1].split('```')[0], scope)
+    saved = safetensors.torch.load_file(f'{name}.safetensors')
+    loaded = {key: value.to(saved[key].dtype) for key, value in scope['model'].state_dict().items()}
+    torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
+    refused('exists', command)
+    assert (tmp_path / 'out' / f'{name}.md').read_text() == card
+
+
+def test_a_card_where_weights_ship_loads_them_by_name(checkpoint, folder, tmp_path):
+    output = tmp_path / 'timm_selfconv' / 'weights'
+    main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder, '--output', str(output)])
+    snippet = "create_model('sa_quadratic_tiny_cifar.cifar10', pretrained=True).eval()"
+    assert snippet in next(output.glob('*.md')).read_text()
