@@ -158,7 +158,7 @@ def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):
     def bug(*args, **kwargs):
         raise TypeError('a bug')
 
-    monkeypatch.setattr('timm_selfconv.look.heads.report_heads', bug)
+    monkeypatch.setattr('timm_selfconv.commands.use.report_heads', bug)
     with pytest.raises(TypeError, match='a bug'):
         main(['heads', 'sa_quadratic_tiny_cifar', '--untrained'])
 

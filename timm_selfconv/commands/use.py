@@ -20,7 +20,7 @@ from timm_selfconv.measure import tables
 from timm_selfconv.models import CIFAR10_CLASSES
 from timm_selfconv.weights import net_caption
 from ._shared import COUNT, DATA_DIR, FUSE, INPUT_KEY, JSON, NET, argument, caption, command, create_model, \
-    existing_file, images, load_model, model_name, natural, output, show, split
+    images, load_model, model_name, natural, output, show, split
 
 GROUP = 'use a net'
 DEMO_MODEL = 'sa_quadratic_tiny_cifar'
@@ -58,7 +58,9 @@ def find_pictures(words: Sequence[str]) -> List[str]:
             paths += [str(file) for file in sorted(Path(word).rglob('*')) if file.suffix.lower() in PICTURES]
         else:
             found = [] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
-            paths += [path for path in found if Path(path).is_file()] or [str(existing_file(word))]
+            if not found and not Path(word).is_file():
+                raise ValueError(f'{word}: no such file')
+            paths += [path for path in found if not Path(path).is_dir()] or [word]
     if not paths:
         raise ValueError(f'images={words}: no pictures there ({", ".join(PICTURES)})')
     return paths
@@ -77,10 +79,11 @@ def classify(args: Namespace) -> None:
     rows, errors = [], []
     for path in tqdm(paths, unit='picture', leave=False, disable=None):
         try:
-            best, = top_classes(model, open_images([path]), args.topk)
+            image, = open_images([path])
         except ValueError as e:
             errors.append(f'timm-selfconv: {e}')
         else:
+            best, = top_classes(model, [image], args.topk)
             rows += [{'picture': path, 'class': name, 'probability': prob} for name, prob in best]
     table = rows and tabulate(rows, headers='keys', floatfmt='.3f', disable_numparse=[0, 1])
     names = textwrap.shorten(', '.join(label_names(model)) or 'unnamed', 400)
