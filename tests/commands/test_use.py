@@ -101,10 +101,9 @@ def test_demo(capsys):
 def test_figures(little, folder, tmp_path, capsys, refused):
     command = ['figures', little, '--out', str(tmp_path / 'out')]
     main([*command, '--images', f'{folder}/test/3/0.png', '--query', '1', '3', '--versus', little])
-    names = ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'heads', 'attention-0', 'overlay-0',
-             'average-0']
-    files = [str(tmp_path / 'out' / f'{name}.png') for name in names]
-    assert capsys.readouterr().out.split() == files
+    files = capsys.readouterr().out.split()
+    assert sorted(files) == sorted(map(str, (tmp_path / 'out').iterdir()))
+    assert {'centers', 'attention', 'statistics', 'heads', 'overlay-0'} < {Path(file).stem for file in files}
     assert all(Image.open(file).width == 990 for file in files)  # 5.5 inches at 180 dots
     os.remove(files[0])
     refused('out exists', command)
@@ -121,8 +120,7 @@ def test_figures_over_a_dataset_and_of_a_run(little, folder, tmp_path):
     run = str(tmp_path / 'run')
     main(['figures', little, '--data', folder, '--count', '3', '--out', str(tmp_path / 'out'),
           '--run', run, '--curves', run, 'sa_learned_tiny_cifar', '--format', 'svg'])
-    assert sorted(p.stem for p in (tmp_path / 'out').iterdir()) == [
-        'attention', 'attention-7x7', 'average', 'centers', 'curves', 'statistics', 'training']
+    assert {'average.svg', 'curves.svg', 'training.svg'} < {file.name for file in (tmp_path / 'out').iterdir()}
 
 
 def test_explore(checkpoint, folder, tmp_path, capsys, refused):

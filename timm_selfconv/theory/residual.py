@@ -101,6 +101,8 @@ def interior(values: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
         ValueError: If there are none.
     """
     height, width = values.shape[-2:]
+    if isinstance(kernel_size, int) and kernel_size > max(height, width):  # before its taps fill the memory
+        raise ValueError(f'kernel_size={kernel_size!r}: needs a kernel that fits in a grid of {height} x {width}')
     (top, left), (bottom, right) = (-tap_offsets(kernel_size)[0]).tolist(), tap_offsets(kernel_size)[-1].tolist()
     if height <= top + bottom or width <= left + right:
         raise ValueError(f'kernel_size={kernel_size!r}: needs a kernel that fits in a grid of {height} x {width}')
