@@ -144,15 +144,15 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         mine = [row for row in rows if (row['source'], row['table']) == (source, number)]
         lines = []
         for row in mine:
-            here, note = row['measured'], f" [{notes.index(row['note']) + 1}]" if row['note'] else ''
+            here, note = row['measured'], f"[{notes.index(row['note']) + 1}]" if row['note'] else ''
             lines.append({
                 'model': row['label'] + note, 'acc.\npubl.': shown(row['accuracy'], '.3f'),
                 'acc.\nhere': shown(here['accuracy'], '.4f'),
-                'differ-\nence': shown(here['accuracy'] and here['accuracy'] - row['accuracy'], '+.4f'),
-                'epochs\nhere': shown(here['epochs']),
+                'diff.': shown(here['accuracy'] and here['accuracy'] - row['accuracy'], '+.3f'),
+                'ep.\nhere': shown(here['epochs']),
                 'params\npubl.': row['parameters'], 'params\nhere': f"{here['parameters']:,}",
                 'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops']),
-                'ms\npubl.': shown(row['milliseconds'], '.3f'), 'time\nSA / HA': shown(row['time_ratio'], '.2f')})
+                'ms\npubl.': shown(row['milliseconds'], '.3f'), 'time\nSA/HA': shown(row['time_ratio'], '.2f')})
         empty = [key for key in lines[0] if all(line[key] == '-' for line in lines) and 'here' not in key]
         lines = [{key: cell for key, cell in line.items() if key not in empty} for line in lines]
         texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines))

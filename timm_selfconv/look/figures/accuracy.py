@@ -61,7 +61,7 @@ def read_curves(runs: Sequence[Union[str, Path]]) -> Dict[str, List[Curve]]:
     """Curves by name, of runs that :func:`read_curve` takes; those named ``NAME.SEED`` stand under one name.
 
     Raises:
-        ValueError: If one can't be read, or ends after other epochs than the first of its name.
+        ValueError: If one can't be read, or was measured after other epochs than the first of its name.
     """
     names = [Path(run).resolve().name if Path(run).exists() else str(run) for run in runs]
     curves: Dict[str, List[Curve]] = {}
