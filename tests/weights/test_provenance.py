@@ -60,7 +60,6 @@ def test_where_weights_are_from_and_how_good_they_are():
     accuracy = weights.measured_accuracy('sa_learned_tiny_cifar')
     learned = weights.net_caption('sa_learned_tiny_cifar')
     assert learned.endswith(f"{100 * accuracy:.1f} % of CIFAR-10's test images right")
-    assert weights.net_caption('sa_quadratic_cifar') == weights.net_caption('sa_quadratic_cifar.cifar10')
     assert weights.net_caption('sa_quadratic_gen_pruned_cifar.cifar10') == 'its own weights'  # that tag has none
     assert weights.net_caption('sa_learned_tiny_cifar', 'folder/last.pth.tar') == 'weights of last.pth.tar'
     assert weights.net_caption('sa_learned_cifar', untrained=True) == 'untrained'
