@@ -1,22 +1,17 @@
-"""What is installed: every file of the package, the recipes with it."""
-import pytest
+"""What is installed: every file of the package, and the recipes."""
+import subprocess
+import sys
+
+CODE = """from setuptools.dist import Distribution
+import distutils.core
+build = distutils.core.run_setup('setup.py', stop_after='config').get_command_obj('build_py')
+build.ensure_finalized()
+print(*(f'{folder}/{file}' for _, folder, _, files in build.data_files for file in files), sep='\\n')
+print(*(file for _, _, file in build.find_all_modules()), sep='\\n')"""
 
 
-@pytest.fixture(scope='module')
-def settings(repo):
-    tomllib = pytest.importorskip('tomllib')  # from Python 3.11 on
-    return tomllib.loads((repo / 'pyproject.toml').read_text())['tool']['setuptools']
-
-
-def test_every_folder_of_code_is_a_package(repo, settings):
-    folders = {file.parent.relative_to(repo) for file in (repo / 'timm_selfconv').rglob('*.py')}
-    assert set(settings['packages']) == {'.'.join(folder.parts) for folder in folders} | {'timm_selfconv.recipes'}
-
-
-@pytest.mark.parametrize('package,folder', [('timm_selfconv', 'timm_selfconv'), ('timm_selfconv.recipes', 'recipes')])
-def test_every_other_file_is_data_of_the_package(repo, settings, package, folder):
-    folder = repo / folder
-    assert repo / settings['package-dir'].get(package, package) == folder
-    data = {file for pattern in settings['package-data'][package] for file in folder.glob(pattern)}
-    files = {file for file in folder.rglob('*') if file.is_file() and file.suffix not in ('.py', '.pyc')}
-    assert files and files <= data
+def test_every_file_of_the_package_and_every_recipe_is_installed(repo):
+    done = subprocess.run([sys.executable, '-c', CODE], cwd=repo, capture_output=True, text=True)
+    installed = {(repo / line).resolve() for line in done.stdout.splitlines()}
+    files = {file for folder in ('timm_selfconv', 'recipes') for file in (repo / folder).rglob('*')}
+    assert {file for file in files if file.is_file() and file.suffix != '.pyc'} <= installed, done.stderr
