@@ -42,12 +42,21 @@ LEVELS = 127
 MAX_ENTRIES = 2 ** 27
 
 
+def read_part(name: str) -> str:
+    """A file of a page; a script with the modules that it imports before it, each once, as one module."""
+    text, modules = (PAGE / name).read_text(encoding='utf-8'), [name]
+    if not name.endswith('.js'):
+        return text
+    for module in modules:
+        modules += re.findall(r"^import [^;]* from '\./(.*)';$", (PAGE / module).read_text(encoding='utf-8'), re.M)
+    files = [(PAGE / module).read_text(encoding='utf-8') for module in dict.fromkeys(reversed(modules))]
+    return re.sub(r'^import [^;]*;\n|^export ', '', ''.join(files), flags=re.M)
+
+
 def fill_page(name: str, **slots: str) -> str:
     """A page with its slots filled: {{such}} by what is given, {{such.js}} by the file."""
-    def read(name: str) -> str:
-        return (PAGE / name).read_text(encoding='utf-8')
-
-    return re.sub(r'\{\{([\w.-]+)\}\}', lambda slot: read(slot[1]) if '.' in slot[1] else slots[slot[1]], read(name))
+    return re.sub(
+        r'\{\{([\w.-]+)\}\}', lambda slot: read_part(slot[1]) if '.' in slot[1] else slots[slot[1]], read_part(name))
 
 
 def pack(x: torch.Tensor) -> str:
@@ -85,12 +94,15 @@ def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
     return dict(dict(heads=maps.shape[2], queries=shape, shape=shape, maps=packed), **more)
 
 
-def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
-    """Encode an image as a net takes it, shape (C, height, width), as PNG in a data URI."""
-    pixels = (to_picture(model, image) * 255).round().byte()
+def image_uri(image: Image.Image) -> str:
     file = io.BytesIO()
-    Image.fromarray(pixels.contiguous().numpy()).save(file, 'png')
+    image.save(file, 'png')
     return 'data:image/png;base64,' + base64.b64encode(file.getvalue()).decode()
+
+
+def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
+    """An image as a net takes it, shape (C, height, width), as PNG in a data URI."""
+    return image_uri(Image.fromarray((to_picture(model, image) * 255).round().byte().contiguous().numpy()))
 
 
 def check_entries(entries: int) -> None:

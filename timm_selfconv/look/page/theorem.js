@@ -1,60 +1,85 @@
-// What the page shows: the state, its controls, its address.
+// @ts-check
+// The theorem's page: its state, its controls, its address.
+import { ARROWS, calm, choose, element, find, minus, percent, pointAt } from './drawing.js';
+import {
+  KERNELS, attend, centersOf, convolve, copiesAround, digitsAt, kernel, largestDifference, leakBound, mapsAround,
+  reachOf, resize, roundingBound, tapsOf,
+} from './maths.js';
+import { Digits, Limit, Stage, Tiles, digits, drawHeads, drawKernel, show } from './views.js';
 
-const find = selector => document.querySelector(selector), data = JSON.parse(find('#data').textContent);
-const LEAST = 0.05, MOST = 50;  // of the slider for alpha
+const LEAST = 0.05, MOST = 50, SHARP = 46;  // of alpha: the slider's ends, and where all is equal
+const NAMES = {
+  shift: 'Shift', blur: 'Blur', gauss: 'Gaussian', edges: 'Edges', upright: 'Vertical edges', sharpen: 'Sharpen',
+  emboss: 'Emboss', '': 'Drawn',
+};
+const still = (/** @type {number} */ size) => Array.from({ length: size * size }, () => [0, 0]);
 
-// plane after plane, from 0 to 1
-const photo = { channels: 3, rows: data.size, cols: data.size, values: new Float64Array(3 * data.size ** 2) };
-Array.from(atob(data.pixels), (byte, i) => {
-  photo.values[i % 3 * data.size ** 2 + Math.floor(i / 3)] = byte.charCodeAt(0) / 255;
-});
-const brightest = photo.values.reduce((a, b) => Math.max(a, b), 0);
+/** @type {[string, Object<string, any>, string][]} presets as a story: button, change, sentence */
+const STORY = [
+  ['Shift: one head', { kernel: 'shift', head: 8 },
+    'One head is enough. It looks one pixel down and right and passes that pixel on: the photograph moves up and left.'],
+  ['Blur: nine alike', { kernel: 'blur', head: 4 },
+    'Nine heads, nine shifted copies, each times one ninth: together they blur.'],
+  ['Edges: one against eight', { kernel: 'edges', head: 4 },
+    'Head 5 counts eight times, and eight neighbours are subtracted: only edges are left.'],
+  ['Break it', { kernel: 'edges', head: 2, moved: still(3).map((none, i) => i === 2 ? [-1.5, 2] : none) },
+    'Head 3 now looks elsewhere, and the result is no longer this convolution. Drag it back, or put all back.'],
+];
+
+/** @type {import('./maths.js').Picture} */
+let photo;
+let brightest = 1;
+const canvas = element('canvas');  // of the photograph, rasterised once
 
 // what the address holds; weights of a kernel with a name are that kernel's
-const state = { size: 3, dilation: 1, alpha: 1, kernel: 'edges', query: [34, 28], head: 4 };
-state.weights = kernel(state.kernel, state.size);
-state.moved = state.weights.map(() => [0, 0]);
-
-// what is on the page: both results, and the largest difference between them
-const shown = { convolution: null, attention: null, error: 0, bound: 0 };
-const NAMES = {
-  blur: 'Blur', gauss: 'Gaussian', edges: 'Edges', upright: 'Vertical', sharpen: 'Sharpen', emboss: 'Emboss',
-  shift: 'Shift',
+const state = {
+  size: 3, dilation: 1, alpha: 1, kernel: 'edges', weights: kernel('edges', 3), moved: still(3), query: [34, 28], head: 4,
+  pin: false, show: 'copies', added: 9,
 };
-const stages = Object.fromEntries(
-  ['photo', 'convolution', 'attention', 'difference', 'heads'].map(name => [name, new Stage(name)]));
+/** Both results, the largest difference between them and where it is, and how large it may be.
+ * @type {Object<string, any>} */
+const shown = { convolution: null, attention: null, error: 0, at: 0, bound: 0, state: null };
+
+const stages = Object.fromEntries(['photo', 'convolution', 'attention', 'difference', 'heads'].map(
+  name => [name, new Stage(name, redraw)]));
 const tiles = new Tiles(find('#tiles'), head => update({ head })), limit = new Limit(find('#limit svg'), [LEAST, MOST]);
-const radius = () => reachOf(state) + 3;
-const isMoved = head => state.moved[head].some(part => part !== 0);
-let frame = 0, rest = 0, measuring = 0, playing = 0, measured = [];
+const table = new Digits(find('#digits'));
+const radius = () => reachOf(state) + 3, tileRadius = () => reachOf(state) + 6;
+const isMoved = (/** @type {number} */ head) => state.moved[head].some(part => part !== 0);
+const many = () => state.size === 3 ? 'nine' : String(state.size ** 2);
+let frame = 0, rest = 0, measuring = 0, playing = 0, lit = -1, fresh = false;
+/** @type {number[][]} */
+let measured = [];
 
 function redraw() {
-  if (!frame) frame = requestAnimationFrame(draw);
+  if (!frame && photo) frame = requestAnimationFrame(draw);
 }
 
-// black and white of an output: 0 and 1 if the weights add up to 1, either side of grey if they cancel out
-function tones() {
-  const sum = state.weights.reduce((a, b) => a + b, 0), all = state.weights.reduce((a, b) => a + Math.abs(b), 0);
+/** Black and white of an output: 0 and 1 if the weights add up to 1, either side of grey if they cancel out. */
+function tones(weights = state.weights) {
+  const sum = weights.reduce((a, b) => a + b, 0), all = weights.reduce((a, b) => a + Math.abs(b), 0);
   if (all === 0) return [0, 1];
   return Math.abs(sum) < 0.1 * all ? [-all / 8, all / 8] : [Math.min(0, sum), Math.max(0, sum)];
 }
 
+const heads = () => state.weights.map((weight, i) => i < state.added ? weight : 0);
+const allowedAt = (/** @type {number} */ alpha) =>
+  leakBound(state.weights, alpha, brightest) + roundingBound(state.weights, brightest);
+
 function compute() {
-  const before = shown.layer, layer = { ...state };
-  const changed = names => !before || names.some(name => JSON.stringify(before[name]) !== JSON.stringify(layer[name]));
-  const kernel = changed(['size', 'dilation', 'weights']);
-  if (kernel) shown.convolution = convolve(photo, layer);
-  if (kernel || changed(['alpha', 'moved'])) {
-    shown.attention = attend(photo, layer);
-    shown.error = largestDifference(shown.convolution, shown.attention);
-    shown.bound = leakBound(layer.weights, layer.alpha, brightest);
-    if (kernel || changed(['moved'])) measure();
+  const before = shown.state, changed = names => !before || names.some(name => before[name] !== state[name]);
+  const kernel = changed(['photo', 'size', 'dilation', 'weights']), other = kernel || changed(['moved']);
+  if (kernel) shown.convolution = convolve(photo, state);
+  if (other || changed(['alpha', 'added'])) {
+    shown.attention = attend(photo, state, heads());
+    [shown.error, shown.at] = largestDifference(shown.convolution, shown.attention);
+    shown.bound = allowedAt(state.alpha);
+    if (other) measure();
   }
-  shown.layer = layer;
-  return kernel;
+  shown.state = { ...state };
 }
 
-// The error at other alphas, one at a time whenever there is nothing else to do.
+/** Measure the difference at other alphas, one at a time whenever there is nothing else to do. */
 function measure() {
   clearTimeout(measuring);
   measured = [];
@@ -62,7 +87,7 @@ function measure() {
   const next = () => {
     if (measured.length === alphas.length) return;
     const alpha = alphas[measured.length];
-    measured.push([alpha, largestDifference(shown.convolution, attend(photo, { ...shown.layer, alpha }))]);
+    measured.push([alpha, largestDifference(shown.convolution, attend(photo, { ...state, alpha }))[0]]);
     drawLimit();
     measuring = setTimeout(next, 40);
   };
@@ -72,105 +97,119 @@ function measure() {
 function drawLimit() {
   const allowed = state.moved.some((_, head) => isMoved(head)) ? [] : Array.from({ length: 101 }, (_, i) => {
     const alpha = LEAST * (MOST / LEAST) ** (i / 100);
-    return [alpha, leakBound(state.weights, alpha, brightest)];
+    return [alpha, allowedAt(alpha)];
   });
   limit.draw(allowed, measured, state.alpha, shown.error);
 }
 
 function draw() {
   frame = 0;
-  const { query, size } = state, grid = [photo.rows, photo.cols], [black, white] = tones();
-  if (compute()) stages.convolution.show({ ...photo, values: shown.convolution }, black, white);
-  stages.photo.show(photo);
-  stages.attention.show({ ...photo, values: shown.attention }, black, white);
-  const plane = photo.rows * photo.cols, differences = Float32Array.from({ length: plane }, (_, i) =>
-    Math.min(white - black, Math.max(...[0, 1, 2].map(c =>
-      Math.abs(shown.convolution[c * plane + i] - shown.attention[c * plane + i])))));
-  stages.difference.showMap(differences, ...grid, white - black);
-  for (const name of ['photo', 'convolution', 'attention', 'difference']) stages[name].frame(grid, query);
+  const { query, size, pin, head, added } = state, [black, white] = tones(), { rows, cols } = photo, plane = rows * cols;
+  compute();
+  show(stages.convolution.pixels, { ...photo, values: shown.convolution }, black, white);
+  show(stages.attention.pixels, { ...photo, values: shown.attention }, ...tones(heads()));
+  const differences = Float32Array.from({ length: plane }, (_, i) => Math.min(white - black, Math.max(
+    ...[0, 1, 2].map(c => Math.abs(shown.convolution[c * plane + i] - shown.attention[c * plane + i])))));
+  stages.difference.showMap(differences, rows, cols, white - black);
+  for (const name of ['photo', 'convolution', 'attention', 'difference']) stages[name].frame([rows, cols], query, pin);
 
-  stages.heads.show(around(photo, state, query, radius()));
-  drawHeads(stages.heads, state, radius(), state.head);
-  if (tiles.size !== `${size} ${radius()}`) tiles.make(size, radius());
-  tiles.size = `${size} ${radius()}`;
-  const most = tiles.draw(mapsAround(photo, state, query, radius()), state, state.head);
-  find('#maps p').textContent = `Brightest: ${percent(most)} of a head’s attention. The query is framed.`;
-  find('#convolution p').textContent = find('#attention p').textContent =
-    `Black is ${digits(black)}, white ${digits(white)}.`;
-  find('#difference p').textContent = `Yellow is ${digits(white - black)}, as far as white from black.`;
+  const marked = lit < 0 ? head : lit;
+  stages.heads.showAround(canvas, reachOf(state), query, radius());
+  drawHeads(stages.heads, state, radius(), marked);
+  tiles.make(size, 2 * tileRadius() + 1);
+  const copies = copiesAround(photo, state, query, tileRadius());
+  const maps = state.show === 'maps' ? mapsAround(photo, state, query, tileRadius()) : null;
+  const most = maps && Math.max(...maps.map(map => map.reduce((a, b) => b > a ? b : a, 0)));
+  tiles.draw(maps || copies, most, state, head, added);
+  table.draw(state.weights, digitsAt(photo, state, query, copies), added);
+  for (const node of document.querySelectorAll('[data-head]')) {
+    node.classList.toggle('lit', Number(/** @type {HTMLElement} */ (node).dataset.head) === lit);
+  }
+  find('#maps p').textContent = most === null
+    ? 'Each tile: what one head passes on around the framed pixel, a copy of the photograph, shifted; times its weight.'
+    : `Each tile: how one head shares its attention. Yellow is ${percent(most || 0)}; the framed pixel is the query.`;
   drawLimit();
-  drawNumbers();
+  drawNumbers(black, white);
 }
 
-function drawNumbers() {
-  const moved = state.moved.flatMap((_, head) => isMoved(head) ? [head] : []), [black, white] = tones();
+/** @param {number} black @param {number} white */
+function drawNumbers(black, white) {
+  const moved = state.moved.flatMap((_, head) => isMoved(head) ? [head] : []), all = state.added === state.size ** 2;
+  const { rows, cols } = photo, reach = reachOf(state), row = Math.floor(shown.at / cols) % rows, col = shown.at % cols;
   find('#error').value = shown.error;
   find('#error').textContent = digits(shown.error);
   find('#bound').value = shown.bound;
   find('#bound').textContent = digits(shown.bound);
-  find('#promise').hidden = moved.length > 0;
+  find('#promise').hidden = moved.length > 0 || !all;
   find('output[for=alpha]').textContent = digits(state.alpha);
   find('#back').disabled = moved.length === 0;
-  find('#limit p').textContent = moved.length > 0 ? 'With a head off its tap the difference stays.'
-    : 'Dashed: what Lemma 2 allows. Solid: measured here.';
+  find('#undo').disabled = !history.state?.step;
+  find('#add').textContent = all ? 'Add them one by one' : 'Add a head';
+  find('#whole').hidden = all;
+  find('#photo p').textContent = state.pin ? 'Pinned. Click again, or press Escape, to free it.'
+    : 'The framed pixel is the query. Click to pin it.';
+  find('#convolution p').textContent = `Black is ${digits(black)}, white ${digits(white)}.`;
+  const [low, high] = tones(heads());
+  find('#attention p').textContent = `The sum of ${all ? '' : `${state.added} of `}${many()} copies. ` +
+    `Black is ${digits(low)}, white ${digits(high)}.`;
+  const edge = Math.min(row, col, rows - 1 - row, cols - 1 - col) <= reach;
+  find('#difference p').textContent = shown.error < 1e-12 ? 'Nothing but rounding.'
+    : edge ? 'Largest at the border, beyond which there are only zeros.' : `Yellow: a difference of ${digits(white - black)}.`;
+  find('#limit p').textContent = moved.length > 0 ? 'With a head elsewhere the difference stays.'
+    : 'Dashed: the theorem’s limit, and rounding. Solid: measured here.';
   const far = head => digits(Math.hypot(...state.moved[head]));
-  const words = shown.error < 1e-12 ? 'Equal, to the rounding of float64.'
-    : shown.error < (white - black) / 255 ? 'Equal to the eye: less than one step of a screen’s 255.'
-      : moved.length === 1 ? `Head ${moved[0] + 1} is ${far(moved[0])} pixels off its tap: not this convolution.`
-        : moved.length > 1 ? `${moved.length} heads are off their taps: not this convolution.`
-          : 'Too soft: every head sees its tap’s neighbours, too.';
+  const words = !all ? `${state.added} of ${many()} heads are in the sum.`
+    : shown.error < 1e-12 ? 'Equal, to the rounding of float64.'
+      : shown.error < (white - black) / 255 ? 'Equal to the eye: less than one step of a screen’s 255.'
+        : moved.length === 1 ? `Head ${moved[0] + 1} looks ${far(moved[0])} pixels away from its tap: not this convolution.`
+          : moved.length > 1 ? `${moved.length} heads look away from their taps: not this convolution.`
+            : 'Too soft: each head sees more than its own neighbour.';
   if (find('#verdict').textContent !== words) find('#verdict').textContent = words;
 }
 
-const typed = ({ value }) => Number(value.replace('−', '-').replace(',', '.') || NaN);
+const typed = (/** @type {HTMLInputElement} */ { value }) => Number(value.replace('−', '-').replace(',', '.') || NaN);
 
-// The controls, from the state.
+/** Set the controls to the state. */
 function drawControls() {
-  const { elements } = document.forms[0], many = state.weights.length;
-  for (const name of ['size', 'dilation']) elements[name].value = state[name];
-  for (const input of find('#kernels').querySelectorAll('input')) input.checked = input.value === state.kernel;
+  const { elements } = document.forms[0];
+  for (const name of ['kernel', 'size', 'dilation', 'show']) {
+    const control = /** @type {any} */ (elements.namedItem(name) || find(`#maps form`).elements[name]);
+    control.value = String(state[name]);
+  }
   find('#alpha').value = 300 * Math.log(state.alpha / LEAST) / Math.log(MOST / LEAST);
   find('#alpha').setAttribute('aria-valuetext', digits(state.alpha));
-  find('.many').textContent = many === 9 ? 'nine' : many;
+  for (const node of document.querySelectorAll('.many')) node.textContent = many();
   stages.heads.box.setAttribute('aria-label', `Around the query. The arrow keys move head ${state.head + 1} by a ` +
-    'tenth of a pixel, with shift by one; Escape puts it back. Choose another head among the maps.');
-  const box = find('#weights');
-  box.style.setProperty('--many', state.size);
-  if (box.children.length !== many) {
-    box.replaceChildren(...state.weights.map((_, i) => element('input', {
-      type: 'text', inputmode: 'decimal', autocomplete: 'off', 'data-tap': i,
-      'aria-label': `Weight at row ${Math.floor(i / state.size) + 1}, column ${i % state.size + 1}`,
-    })));
-  }
-  const most = Math.max(...state.weights.map(Math.abs));
-  [...box.children].forEach((cell, i) => {
-    const [colour, text] = weightColours(state.weights[i], most);
-    cell.style.background = colour;
-    cell.style.color = text;
-    if (cell !== document.activeElement || typed(cell) !== state.weights[i]) {
-      cell.value = minus(String(Number(state.weights[i].toPrecision(2))));
-    }
-  });
+    'tenth of a pixel, with shift by one; Escape puts it back. Choose another head among the tiles.');
+  drawKernel(find('#weights'), state, typed);
 }
 
+/** @param {Object<string, any>} change of the state; the first one after step() can be undone */
 function update(change) {
-  const of = { ...state, ...change };
+  const of = { ...state, ...change }, other = of.size !== state.size;
   if ('kernel' in change && KERNELS[of.kernel]) change = { ...change, weights: kernel(of.kernel, of.size) };
-  else if (of.size !== state.size && !('weights' in change)) {
+  else if (other && !('weights' in change)) {
     change = {
       ...change, weights: KERNELS[of.kernel] ? kernel(of.kernel, of.size) : resize(state.weights, state.size, of.size),
     };
   }
-  if (of.size !== state.size) {
-    change = { moved: Array.from({ length: of.size ** 2 }, () => [0, 0]), head: (of.size ** 2 - 1) / 2, ...change };
+  if (other) change = { moved: still(of.size), head: (of.size ** 2 - 1) / 2, added: of.size ** 2, ...change };
+  clearTimeout(rest);
+  if (fresh && ['weights', 'moved', 'dilation'].some(name => name in change)) {
+    writeHash();
+    fresh = false;
+    history.pushState({ step: (history.state?.step || 0) + 1 }, '', location.href);
   }
   Object.assign(state, change);
   drawControls();
   redraw();
-  clearTimeout(rest);
   rest = setTimeout(writeHash, 250);  // browsers count how often a page changes its address
 }
 
+/** Begin a change that can be undone. */
+const step = () => { fresh = true; };
+
+/** @param {number} head @param {number[]} to */
 function moveHead(head, to) {
   const limit = radius(), tap = tapsOf(state)[head];
   const held = to.map((offset, axis) => Math.min(limit, Math.max(-limit, offset)) - tap[axis]);
@@ -178,19 +217,20 @@ function moveHead(head, to) {
 }
 
 function writeHash() {
-  const { size, dilation, alpha, weights, query, head, moved } = state;
+  clearTimeout(rest);
+  const { size, dilation, alpha, weights, query, head, moved, pin, show, added } = state;
   const parts = {
     kernel: KERNELS[state.kernel] ? state.kernel : weights.join(','), size, dilation, alpha, query: query.join(','),
-    head: head + 1,
+    pin: Number(pin), head: head + 1, show, added,
     moved: moved.flatMap((offset, i) => isMoved(i) ? [`${i + 1}:${offset}`] : []).join(';'),
   };
-  history.replaceState(null, '', '#' + Object.entries(parts).map(part => part.join('=')).join('&'));
+  history.replaceState(history.state, '', '#' + Object.entries(parts).map(part => part.join('=')).join('&'));
 }
 
-// Whatever is missing or wrong in the address is left as it was.
-function readHash(address) {
-  const hash = new URLSearchParams(new URL(address).hash.slice(1)), change = {};
-  const numbers = text => text.split(',').map(part => part.trim() === '' ? NaN : Number(part));
+/** Read the address; whatever is missing or wrong in it is left as it was. */
+function readHash() {
+  const hash = new URLSearchParams(location.hash.slice(1)), change = /** @type {Object<string, any>} */ ({});
+  const numbers = (/** @type {string} */ text) => text.split(',').map(part => part.trim() === '' ? NaN : Number(part));
   const number = (name, right) => {
     const value = numbers(hash.get(name) || '')[0];
     if (right(value)) change[name] = value;
@@ -209,112 +249,199 @@ function readHash(address) {
   if (at.length === 2 && at.every((x, i) => Number.isInteger(x) && x >= 0 && x < inside[i])) change.query = at;
   number('head', x => Number.isInteger(x) && x >= 1 && x <= size ** 2);
   if ('head' in change) change.head -= 1;
-  change.moved = Array.from({ length: size ** 2 }, () => [0, 0]);
+  change.added = size ** 2;
+  number('added', x => Number.isInteger(x) && x >= 0 && x <= size ** 2);
+  change.pin = hash.get('pin') === '1';
+  if (['copies', 'maps'].includes(hash.get('show') || '')) change.show = hash.get('show');
+  change.moved = still(size);
   for (const entry of moved.split(';')) {
-    const [head, offset = ''] = entry.split(':'), by = numbers(offset);
-    if (head - 1 in change.moved && by.length === 2 && by.every(x => Math.abs(x) <= 20)) change.moved[head - 1] = by;
+    const [head, offset = ''] = entry.split(':'), by = numbers(offset), index = Number(head) - 1;
+    if (index in change.moved && by.length === 2 && by.every(x => Math.abs(x) <= 20)) change.moved[index] = by;
   }
+  fresh = false;
   update(change);
 }
 
-// From soft to sharp in four seconds, or at once for who wants no motion.
+/** From soft to sharp in four seconds, or at once where less motion is preferred. */
 function play() {
-  const calm = matchMedia('(prefers-reduced-motion: reduce)').matches, start = performance.now();
+  const start = performance.now();
   cancelAnimationFrame(playing);
   const step = now => {
-    const part = calm ? 1 : Math.min(1, Math.max(0, now - start) / 4000);
-    update({ alpha: Number((0.1 * 460 ** part).toPrecision(3)) });
+    const part = calm() ? 1 : Math.min(1, Math.max(0, now - start) / 4000);
+    update({ alpha: Number((0.1 * (10 * SHARP) ** part).toPrecision(3)) });
     if (part < 1) playing = requestAnimationFrame(step);
   };
   step(start);
 }
 
-function listen() {
-  document.forms[0].addEventListener('submit', event => event.preventDefault());
-  document.forms[0].addEventListener('change', ({ target: { name, value } }) =>
-    update({ [name]: name === 'kernel' ? value : Number(value) }));
-  find('#alpha').addEventListener('input', ({ target }) => {
-    cancelAnimationFrame(playing);
-    update({ alpha: Number((LEAST * (MOST / LEAST) ** (target.value / 300)).toPrecision(3)) });
+/** Put the next head with a weight into the sum; of a whole sum the first one. */
+function addHead() {
+  const all = state.size ** 2, from = state.added === all ? 0 : state.added;
+  const next = state.weights.findIndex((weight, i) => i >= from && weight !== 0), last = next < 0 ? all - 1 : next;
+  const none = state.weights.every((weight, i) => i <= last || weight === 0);
+  const slid = () => update({ head: last, added: none ? all : last + 1 });
+  if (from === 0) update({ added: 0 });
+  if (calm()) slid();
+  else {
+    tiles.slide(last, stages.attention.box, centersOf(state)[last]);
+    setTimeout(slid, 800);
+  }
+}
+
+/** Take a picture's middle, as large as the page shows pictures. @param {CanvasImageSource} image @param {number[]} size */
+function take(image, [width, height]) {
+  const side = Math.min(width, height), pixels = canvas.width;
+  const context = /** @type {any} */ (canvas.getContext('2d', { willReadFrequently: true }));
+  context.fillRect(0, 0, pixels, pixels);
+  context.drawImage(image, (width - side) / 2, (height - side) / 2, side, side, 0, 0, pixels, pixels);
+  const { data } = context.getImageData(0, 0, pixels, pixels), plane = pixels * pixels;
+  const values = Float64Array.from({ length: 3 * plane }, (_, i) => data[4 * (i % plane) + Math.floor(i / plane)] / 255);
+  photo = { channels: 3, rows: pixels, cols: pixels, values };
+  brightest = values.reduce((a, b) => Math.max(a, b), 0);
+  shown.state = null;
+  show(stages.photo.pixels, photo);
+}
+
+/** @param {File} file */
+async function takeFile(file) {
+  try {
+    const image = await createImageBitmap(file);
+    take(image, [image.width, image.height]);
+    find('#story').textContent = `The photograph is ${file.name}; it stays on this device.`;
+    redraw();
+  } catch {
+    find('#story').textContent = `${file.name} cannot be read as a picture.`;
+  }
+}
+
+function listenToKernel() {
+  const box = find('#weights');
+  const weigh = (cell, weight) => update({
+    kernel: '', weights: state.weights.map((old, i) => i === Number(cell.dataset.head) ? weight : old),
   });
-  find('#play').addEventListener('click', play);
-  find('#back').addEventListener('click', () => update({ moved: state.moved.map(() => [0, 0]) }));
-  find('#clear').addEventListener('click', () => update({ kernel: '', weights: state.weights.map(() => 0) }));
+  let from = null;  // the cell at which a stroke may begin: a click is for typing
+  box.addEventListener('pointerdown', event => {
+    if (event.target.hasPointerCapture(event.pointerId)) event.target.releasePointerCapture(event.pointerId);
+    from = event.target.closest('input');
+    step();
+  });
+  box.addEventListener('pointermove', event => {
+    if (!event.buttons) return;
+    for (const { clientX, clientY } of [...event.getCoalescedEvents?.() ?? [], event]) {  // a quick stroke skips none
+      const cell = /** @type {any} */ (document.elementFromPoint(clientX, clientY));
+      if (!cell || !box.contains(cell) || !cell.dataset.head || cell === from) continue;
+      /** @type {any} */ (document.activeElement).blur();
+      for (const each of from ? [from, cell] : [cell]) {
+        if (state.weights[each.dataset.head] !== Number(find('#pen').value)) weigh(each, Number(find('#pen').value));
+      }
+      from = null;
+    }
+  });
+  box.addEventListener('dragstart', event => event.preventDefault());  // of text that is selected
+  box.addEventListener('input', ({ target }) => {
+    if (Math.abs(typed(target)) <= 100) weigh(target, typed(target));
+  });
+  box.addEventListener('focusin', ({ target }) => {
+    step();
+    requestAnimationFrame(() => target.select());
+  });
+  box.addEventListener('focusout', drawControls);
   find('#pen').addEventListener('input', ({ target: { value } }) => {
     find('output[for=pen]').textContent = minus(value);
   });
+}
 
-  // a pen draws weights, a keyboard types them
-  const weights = find('#weights');
-  const weigh = (cell, weight) => update({
-    kernel: '', weights: state.weights.map((w, i) => i === Number(cell.dataset.tap) ? weight : w),
-  });
-  const pen = event => {
-    if (!event.buttons) return;
-    // a quick stroke skips no cell
-    for (const { clientX, clientY } of [...event.getCoalescedEvents?.() ?? [], event]) {
-      const cell = document.elementFromPoint(clientX, clientY), weight = Number(find('#pen').value);
-      if (cell && cell.dataset.tap && state.weights[cell.dataset.tap] !== weight) weigh(cell, weight);
-    }
-  };
-  weights.addEventListener('pointerdown', event => {
-    if (event.target.hasPointerCapture(event.pointerId)) event.target.releasePointerCapture(event.pointerId);
-    if (event.pointerType === 'mouse') requestAnimationFrame(() => event.target.select?.());
-    else event.preventDefault();
-    pen(event);
-  });
-  weights.addEventListener('pointermove', pen);
-  weights.addEventListener('dragstart', event => event.preventDefault());  // of text that is selected
-  weights.addEventListener('input', ({ target }) => {
-    if (Math.abs(typed(target)) <= 100) weigh(target, typed(target));
-  });
-  weights.addEventListener('focusin', ({ target }) => target.select());
-  weights.addEventListener('focusout', drawControls);
-
-  for (const name of ['photo', 'convolution', 'attention', 'difference']) {
-    const point = event => update({
-      query: pointAt(event, stages[name].box).map((part, axis) => Math.floor(part * [photo.rows, photo.cols][axis])),
-    });
-    stages[name].box.addEventListener('pointermove', point);
-    stages[name].box.addEventListener('pointerdown', point);
-  }
-  stages.photo.box.addEventListener('keydown', event => {
-    const limits = [photo.rows, photo.cols], by = ARROWS[event.key];
-    if (!by) return;
-    event.preventDefault();
-    update({ query: state.query.map((q, axis) => Math.min(limits[axis] - 1, Math.max(0, q + by[axis]))) });
-  });
-
+function listenToHeads() {
   const { box } = stages.heads;
   const at = event => pointAt(event, box).map(part => part * (2 * radius() + 1) - radius() - 0.5);
+  /** @type {number[] | null} */
   let grip = null;  // how far the pointer took hold of a head from its middle
   box.addEventListener('pointerdown', event => {
     const place = at(event), centers = centersOf(state);
     const far = centers.map(center => Math.hypot(...center.map((offset, axis) => offset - place[axis])));
-    const head = far.indexOf(Math.min(...far));
+    const head = far.indexOf(Math.min(...far)), held = centers[head].map((offset, axis) => offset - place[axis]);
     box.setPointerCapture(event.pointerId);
-    grip = centers[head].map((offset, axis) => offset - place[axis]);
-    if (Math.hypot(...grip) > 1) grip = null;
+    grip = Math.hypot(...held) > 1 ? null : held;
+    step();
     update({ head });
   });
   box.addEventListener('pointermove', event => {
     if (!grip || !event.buttons) return;
-    const to = at(event).map((offset, axis) => offset + grip[axis]), tap = tapsOf(state)[state.head];
+    const [down, right] = grip, place = at(event), to = [place[0] + down, place[1] + right], tap = tapsOf(state)[state.head];
     moveHead(state.head, Math.hypot(to[0] - tap[0], to[1] - tap[1]) < 0.2 ? tap : to);
   });
   box.addEventListener('pointerup', () => { grip = null; });
   box.addEventListener('keydown', event => {
-    const { head } = state, by = ARROWS[event.key], step = event.shiftKey ? 1 : 0.1;
-    if (by) moveHead(head, centersOf(state)[head].map((offset, axis) => offset + by[axis] * step));
-    else if (event.key === 'Escape') moveHead(head, tapsOf(state)[head]);
+    const { head } = state, by = ARROWS[event.key], far = event.shiftKey ? 1 : 0.1;
+    step();
+    if (by) moveHead(head, centersOf(state)[head].map((offset, axis) => offset + by[axis] * far));
+    else if (event.key === 'Escape' && isMoved(head)) moveHead(head, tapsOf(state)[head]);
     else return;
     event.preventDefault();
+    event.stopPropagation();
   });
-  addEventListener('hashchange', ({ newURL }) => readHash(newURL));
 }
 
-find('#kernels').append(...Object.entries(NAMES).map(([value, name]) => element('label', {},
-  element('input', { type: 'radio', name: 'kernel', value }), element('span', {}, name))));
-listen();
-readHash(location.href);
-const ready = new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+function listen() {
+  const listenTo = (selector, type, does) => find(selector).addEventListener(type, does);
+  const set = (/** @type {any} */ { target: { name, value } }) => {
+    step();
+    if (name) update({ [name]: ['size', 'dilation'].includes(name) ? Number(value) : value });
+  };
+  for (const form of document.forms) {
+    form.addEventListener('submit', event => event.preventDefault());
+    form.addEventListener('change', set);
+  }
+  STORY.forEach(([name, change, words], i) => {
+    const button = element('button', { class: 'tool', type: 'button' }, `${i + 1}  ${name}`);
+    button.addEventListener('click', () => {
+      step();
+      update({ size: 3, dilation: 1, alpha: SHARP, moved: still(3), added: 9, ...change });
+      find('#story').textContent = words;
+    });
+    find('#presets').append(element('li', {}, button));
+  });
+  find('[name=kernel]').append(...Object.entries(NAMES).map(([value, name]) => element('option', { value }, name)));
+  listenTo('#alpha', 'input', ({ target }) => {
+    cancelAnimationFrame(playing);
+    update({ alpha: Number((LEAST * (MOST / LEAST) ** (target.value / 300)).toPrecision(3)) });
+  });
+  listenTo('#play', 'click', play);
+  listenTo('#add', 'click', addHead);
+  listenTo('#whole', 'click', () => update({ added: state.size ** 2 }));
+  listenTo('#back', 'click', () => { step(); update({ moved: still(state.size) }); });
+  listenTo('#clear', 'click', () => { step(); update({ kernel: '', weights: state.weights.map(() => 0) }); });
+  listenTo('#undo', 'click', () => history.back());
+  listenTo('#file', 'change', ({ target: { files: [file] } }) => file && takeFile(file));
+  listenToKernel();
+  listenToHeads();
+  for (const name of ['photo', 'convolution', 'attention', 'difference']) {
+    const limits = [photo.rows, photo.cols], { box } = stages[name];
+    choose(box, {
+      pinned: () => state.pin, pin: pin => update({ pin }),
+      move: event => update({ query: pointAt(event, box).map((part, axis) => Math.floor(part * limits[axis])) }),
+      step: by => update({ query: state.query.map((q, axis) => Math.min(limits[axis] - 1, Math.max(0, q + by[axis]))) }),
+    });
+  }
+  addEventListener('keydown', event => { if (event.key === 'Escape') update({ pin: false }); });
+  addEventListener('popstate', readHash);
+  document.addEventListener('pointerover', event => {  // a cell, its head, tile and term light up together
+    const cell = /** @type {any} */ (event.target).closest?.('[data-head]'), now = cell ? Number(cell.dataset.head) : -1;
+    if (now !== lit) redraw();
+    lit = now;
+  });
+}
+
+async function start() {
+  const image = find('#source');
+  await image.decode();
+  canvas.width = canvas.height = image.naturalWidth;
+  take(image, [image.naturalWidth, image.naturalHeight]);
+  listen();
+  readHash();
+  document.body.classList.add('live');
+  await new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+}
+
+// for the console, and for tests
+Object.assign(globalThis, { state, shown, stages, mapsAround, copiesAround, photoNow: () => photo, ready: start() });
