@@ -1,16 +1,17 @@
-"""The attention explorer: one page, with no server and no network, that shows where every query of a net looks.
+"""The attention explorer: one page, with no server and no network, of where every query of a net looks.
 
 The page draws any query's maps of all heads from what this module packs into it:
 
 - Attention by position only scores by offset. The score of offset ``(d1, d2)`` is ``rows[d1] + cols[d2] +
   cross d1 d2`` (the last only for a full precision), so a head takes two tables and one number, in float64.
-- Attention that looks at content takes a byte for every query and key: the probability in parts of the map's largest,
-  right to one step, ``1 / LEVELS`` of it. Where a net has terms of both kinds there are three maps: of all terms, of
-  those in offsets, and of those that look at keys.
+- Attention that looks at content takes a byte for every query and key: the root of the probability in parts of the
+  map's largest, times ``LEVELS``. Where a net has terms of both kinds there may be three maps: of all terms, of the
+  terms in offsets, and of the terms that look at keys. The page unpacks a picture when it shows it.
 
-Each layer has a grid of its own; where the class token looks are layers too, of a single query.
+Each layer has a grid of its own; the class token's attention is layers too, of a single query. A layer also says which
+offset each head attends to most at every query, and how much: what is left of it in a convolution.
 
-Where the history of the net's training is at hand, it holds where every head looked after each epoch, too.
+Where the history of the net's training is at hand, the page has each head's mean and covariance after each epoch.
 """
 import base64
 import copy
@@ -18,6 +19,7 @@ import html
 import io
 import itertools
 import json
+import math
 import re
 import zlib
 from pathlib import Path
@@ -26,9 +28,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import torch
 import torch.nn as nn
 from PIL import Image
+from timm.data import ImageNetInfo, infer_imagenet_subset
 from tqdm import tqdm
 
-from timm_selfconv.data import preprocess, rank_classes, to_picture
+from timm_selfconv.data import label_names, preprocess, rank_classes, to_picture
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.kernels.positions import dense_scores
 from timm_selfconv.weights.history import find_history, read_history
@@ -40,6 +43,8 @@ __all__ = ['explorer_page']
 PAGE = Path(__file__).with_name('page')
 LEVELS = 127
 MAX_ENTRIES = 2 ** 27
+LARGEST = 32 ** 2  # pixels of a grid on which attention by position is searched for shifts
+VIEWS = ('all', 'position', 'content')
 
 
 def read_part(name: str) -> str:
@@ -54,9 +59,10 @@ def read_part(name: str) -> str:
 
 
 def fill_page(name: str, **slots: str) -> str:
-    """A page with its slots filled: {{such}} by what is given, {{such.js}} by the file."""
-    return re.sub(
+    """A page with its slots filled: {{such}} by what is given, {{such.js}} by the file; always valid UTF-8."""
+    page = re.sub(
         r'\{\{([\w.-]+)\}\}', lambda slot: read_part(slot[1]) if '.' in slot[1] else slots[slot[1]], read_part(name))
+    return page.encode(errors='replace').decode()  # a file's name may have bytes that are no text
 
 
 def pack(x: torch.Tensor) -> str:
@@ -71,27 +77,51 @@ def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
     return (x / step).round().clamp(limits.min, limits.max).to(dtype)
 
 
-def term_maps(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """A layer's maps of all terms, of those in offsets (content-position, position), of those that look at keys.
+def term_maps(
+        layer: SelfAttention2d,
+        x: torch.Tensor,
+        key: Optional[torch.Tensor],
+        views: Sequence[str],
+) -> torch.Tensor:
+    """A layer's maps of all its terms, of its terms in offsets ('position'), of its terms in keys ('content').
 
-    From x, shape (B, H, W, dim), come maps of shape (3, B, heads, H W, H W).
+    From x, shape (B, H, W, dim), come maps of shape (views, B, heads, H W, H W).
     """
     parts = layer.score_parts(x, key)
     scores, bias = dense_scores(*parts), dense_scores(None, None, *parts[2:])
-    return torch.stack([scores, bias.expand_as(scores), scores - bias]).softmax(-1)
+    by_view = dict(all=scores, position=bias.expand_as(scores), content=scores - bias)
+    return torch.stack([by_view[view] for view in views]).softmax(-1)
 
 
 def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
-    """A layer of maps, shape (views, B, heads, queries, H, W), as bytes in parts of each query's largest probability.
+    """A layer of maps, shape (views, B, heads, queries, H, W), as bytes, a text for each picture.
 
     Queries are on the grid of the keys, unless ``more`` says otherwise.
     """
-    shape = maps.shape[-2:]
-    peaks = maps.amax((-2, -1)).float()
-    parts = maps / peaks.clamp(min=torch.finfo(torch.float32).tiny)[..., None, None]
-    packed = dict(
-        views=len(maps), levels=LEVELS, peaks=pack(peaks), parts=pack(quantise(parts, 1 / LEVELS, torch.uint8)))
-    return dict(dict(heads=maps.shape[2], queries=shape, shape=shape, maps=packed), **more)
+    if not maps.isfinite().all():
+        raise ValueError('model: its attention maps are not finite (NaN)')
+    shape, peaks = maps.shape[-2:], maps.amax((-2, -1), keepdim=True)
+    roots = (maps / peaks.clamp(min=torch.finfo(maps.dtype).tiny)).sqrt()
+    parts = [pack(quantise(image, 1 / LEVELS, torch.uint8)) for image in roots.unbind(1)]
+    return dict(dict(heads=maps.shape[2], queries=shape, shape=shape, parts=parts), **more)
+
+
+def fixed_offsets(maps: torch.Tensor) -> List[Tuple[int, int, float]]:
+    """The offset that each head attends to most, (row, column), and the least that a query on the grid gives to it.
+
+    Args:
+        maps: Attention maps, shape (B, heads, H, W, H, W).
+    """
+    height, width = maps.shape[-2:]
+    best, found = maps.flatten(-2).argmax(-1), []
+    rows, cols = best // width - torch.arange(height)[:, None], best % width - torch.arange(width)
+    for head, offsets in enumerate(torch.stack([rows, cols]).unbind(2)):
+        offsets, counts = offsets.flatten(1).unique(dim=1, return_counts=True)
+        down, right = offsets[:, counts.argmax()].tolist()
+        i, j = (torch.arange(max(0, -d), min(n, n - d)) for d, n in ((down, height), (right, width)))
+        share = maps[:, head, i[:, None], j, (i + down)[:, None], j + right]
+        found.append((down, right, round(float(share.min()), 4)))
+    return found
 
 
 def image_uri(image: Image.Image) -> str:
@@ -112,11 +142,16 @@ def check_entries(entries: int) -> None:
             'images or take smaller ones')
 
 
-def describe_attention(model: nn.Module, batch: torch.Tensor, part: str = 'both') -> Dict[str, Any]:
+def describe_attention(
+        model: nn.Module,
+        batch: torch.Tensor,
+        part: str = 'both',
+        views: Sequence[str] = ('all',),
+) -> Dict[str, Any]:
     """Packed attention of each layer of a net, for a batch of images, or for the first where all have the same.
 
     Raises:
-        ValueError: If its attention cannot be read, or does not fit in a page.
+        ValueError: If its attention cannot be read, is not finite, or does not fit in a page.
     """
     layers = attention_layers(model)
     own = part == 'both' and all(isinstance(m, SelfAttention2d) for m in layers)
@@ -126,23 +161,26 @@ def describe_attention(model: nn.Module, batch: torch.Tensor, part: str = 'both'
     def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
         grid = x.shape[1:3]
         tables = copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # in float64, which some devices lack
-        return dict(heads=layer.num_heads, queries=grid, shape=grid, tables=list(map(pack, tables)))
+        shifts = fixed_offsets(layer.attention_probs(x).float()) if grid[0] * grid[1] <= LARGEST else []
+        return dict(heads=layer.num_heads, queries=grid, shape=grid, tables=list(map(pack, tables)), shifts=shifts)
 
     def maps_of(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
         grid = x.shape[1:3]
-        check_entries(3 * len(x) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
-        return pack_maps(term_maps(layer, x, key).unflatten(-1, grid))
+        check_entries(len(views) * len(x) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
+        maps = term_maps(layer, x, key, views).unflatten(-1, grid)
+        shifts = dict(shifts=fixed_offsets(maps[0].unflatten(2, grid))) if views[0] == 'all' else {}
+        return pack_maps(maps, **shifts)
 
     if own and not content:
         packed = look_into(model, SelfAttention2d, batch, tables)
     elif own and all(m.key is not None and m.relative for m in layers):
         packed = look_into(model, SelfAttention2d, batch, maps_of)
     else:
-        seen = attention_maps(model, batch[:1], part)
+        seen, views = attention_maps(model, batch[:1], part), ['all']
         check_entries(len(batch) * sum(m.numel() for m in seen))
         if len(batch) > 1:
             seen = attention_maps(model, batch, part)
-        packed = [pack_maps(m.flatten(2, 3)[None]) for m in seen]
+        packed = [pack_maps(m.flatten(2, 3)[None], shifts=fixed_offsets(m)) for m in seen]
     names = [name.capitalize() for name in layer_names(model, len(packed))]
     packed = [dict(layer, name=name) for layer, name in zip(packed, names)]
     if has_class_token(model) and part == 'both':
@@ -152,7 +190,7 @@ def describe_attention(model: nn.Module, batch: torch.Tensor, part: str = 'both'
         packed += [
             pack_maps(m[None, :, :, None], queries=(1, 1), name=f'{name}, class token', token=True)
             for m, name in zip(token, names)]
-    return dict(content=content, layers=packed)
+    return dict(content=content, views=list(views) if content else ['all'], layers=packed)
 
 
 def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
@@ -165,15 +203,21 @@ def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]
         shape, step = weights.shape[-2:], float(weights.abs().max()) / 127 or 1.
         packed.append(dict(
             name=name.capitalize(), heads=weights.shape[1], queries=weights.shape[2:4], shape=shape, step=step,
-            middle=0. if signed else 1 / shape.numel(), weights=pack(quantise(weights, step, torch.int8))))
-    return dict(content=True, layers=packed)
+            middle=0. if signed else 1 / shape.numel(),
+            parts=[pack(quantise(image, step, torch.int8)) for image in weights]))
+    return dict(content=True, views=['all'], layers=packed)
 
 
 def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
-    """The three most probable classes of each picture, and its true one, each with its probability."""
-    return [
-        dict(top=ranked[:3], label=None if label is None else (label, dict(ranked).get(label)))
-        for ranked, label in itertools.zip_longest(rank_classes(private_copy(model), batch), labels)]
+    """The three most probable classes of each picture, and its true one, each with its probability; none for NaN."""
+    subset = None if label_names(model) else infer_imagenet_subset(model)
+    info = ImageNetInfo(subset) if subset and type(model).__module__.startswith('timm.') else None
+    described = []
+    for ranked, label in itertools.zip_longest(rank_classes(private_copy(model), batch), labels):
+        finite = [(name, p) for name, p in ranked if math.isfinite(p)]
+        top = [(info.index_to_description(int(name)) if info else name, p) for name, p in finite[:3]]
+        described.append(dict(top=top, label=None if label is None else (label, dict(finite).get(label))))
+    return described
 
 
 def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
@@ -185,10 +229,12 @@ def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Opt
     counts = [[len(layer) for layer in row['heads']] for row in rows]
     if history['grid'] != list(grid) or any(count != list(heads) for count in counts):
         raise ValueError(f'{run}: is of a net with other heads or another grid than {list(heads)} on {list(grid)}')
+    def numbers(name: str) -> List[Optional[float]]:
+        return [x if x is not None and math.isfinite(x) else None for x in (row.get(name) for row in rows)]
+
     return dict(
         heads=pack(torch.tensor([[head for layer in row['heads'] for head in layer] for row in rows])),
-        epochs=[row['epochs'] for row in rows], loss=[row.get('train_loss') for row in rows],
-        top1=[row.get('eval_top1') for row in rows])
+        epochs=[row['epochs'] for row in rows], loss=numbers('train_loss'), top1=numbers('eval_top1'))
 
 
 def describe_net(
@@ -199,11 +245,12 @@ def describe_net(
         caption: str,
         run: Optional[Union[str, Path]],
         part: str,
+        views: Sequence[str],
 ) -> Dict[str, Any]:
     """Data of a net for the page: name, pictures, predictions, attention, film."""
     batch = preprocess(model, images)
     vector = part == 'both' and has_footprints(model)
-    attention = describe_footprints(model, batch) if vector else describe_attention(model, batch, part)
+    attention = describe_footprints(model, batch) if vector else describe_attention(model, batch, part, views)
     grid = max(layer['queries'] for layer in attention['layers'])
     history = None if run is None else find_history(run)
     return dict(
@@ -226,6 +273,7 @@ def explorer_page(
         captions: Sequence[str] = (),
         runs: Sequence[Optional[Union[str, Path]]] = (),
         part: str = 'both',
+        views: Sequence[str] = ('all',),
 ) -> str:
     """The explorer of nets and pictures, as a single page that works offline.
 
@@ -236,7 +284,9 @@ def explorer_page(
         labels: True class of each picture, if known.
         captions: A line on each net, such as where its weights are from.
         runs: Folder of each net's run, or a net whose history may ship, for a film of its training; None for none.
-        part: What to see of ConViT's gated attention, see :func:`attention_maps`.
+        part: Part of ConViT's gated attention to show, see :func:`attention_maps`.
+        views: Maps that nets with content and position terms get: of 'all' terms, of 'position' terms and of 'content'
+            terms. Each view and each picture adds to the page, 2 to 3 MB for a full-size net.
 
     Returns:
         HTML.
@@ -251,10 +301,14 @@ def explorer_page(
             ('labels', labels, images), ('captions', captions, models), ('runs', runs, models)):
         if given and len(given) != len(needed):
             raise ValueError(f'{argument}={list(given)}: needs none, or one for each of {list(needed)}')
+    if not views or not set(views) <= set(VIEWS):
+        raise ValueError(f'views={list(views)}: needs some of {", ".join(VIEWS)}')
+    views = [view for view in VIEWS if view in views]
     named = tqdm(models.items(), unit='net', leave=False, disable=None)
     nets = [
-        describe_net(name, model, list(images.values()), labels, caption, run, part)
+        describe_net(name, model, list(images.values()), labels, caption, run, part, views)
         for (name, model), caption, run in zip(named, captions or [''] * len(models), runs or [None] * len(models))]
     # inside a script element only "<" can end it
-    data = json.dumps(dict(images=list(images), nets=nets)).replace('<', '\\u003c')
-    return fill_page('explorer.html', title=html.escape(', '.join(models)), data=data)
+    data = json.dumps(dict(images=list(images), nets=nets), allow_nan=False).replace('<', '\\u003c')
+    return fill_page(
+        'explorer.html', title=html.escape(', '.join(models)), data=data, picture=nets[0]['pictures'][0])

@@ -1,6 +1,6 @@
 """The theorem, live: one page on which a convolution and the attention heads that are it work side by side.
 
-The page computes both itself, in float64, as :func:`timm_selfconv.theory.conv_to_attention` does. This module gives it a
+The page computes both, in float64, as :func:`timm_selfconv.theory.conv_to_attention` does. This module gives it a
 photograph.
 """
 import html
