@@ -35,7 +35,8 @@ def open_page(browser, tmp_path):
         page.on('request', lambda request: complaints.append(request.url) if request.url.split('#')[0] != file.as_uri()
                 and not request.url.startswith('data:') else None)
         page.goto(f'{file.as_uri()}#{hash}')
-        page.evaluate(f'ready.then({PAINTED})')
+        if kwargs.get('java_script_enabled', True):
+            page.evaluate(f'ready.then({PAINTED})')
         return page
 
     yield open_text

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_pointer_keys_clicks_and_permalink(open_page):
-    text = explorer_page({'first': create('sa_learned_cifar'), 'second': create('sa_learned_content_cifar')}, PICTURES)
+    text = explorer_page({'first': create('sa_learned_cifar'), 'second': create('sa_learned_content_cifar')}, PICTURES,
+                         views=['all', 'content'])
     page = open_page(text)
     stage = page.locator('.stage').first
     box = stage.bounding_box()
@@ -29,7 +31,10 @@ def test_pointer_keys_clicks_and_permalink(open_page):
     for key in ('ArrowDown', 'ArrowRight', 'ArrowRight', 'ArrowUp', 'ArrowLeft', 'ArrowUp'):
         page.keyboard.press(key)
     assert page.evaluate(query) == [1 * 12 + 5] * 2
-    page.get_by_label('Layer 1, head 2').nth(1).click()
+    stage.click(position=dict(x=box['width'] * 5.5 / 12, y=box['height'] * 1.5 / 8))  # pins
+    page.mouse.move(box['x'] + 5, box['y'] + 5)
+    assert page.evaluate(query) == [1 * 12 + 5] * 2
+    page.get_by_label('Layer 1, head 3').nth(1).click()
     page.get_by_label('picture 1', exact=True).check(force=True)
     page.get_by_text('Content only', exact=True).click()
     page.get_by_label('Average over the pictures').check()
@@ -38,7 +43,7 @@ def test_pointer_keys_clicks_and_permalink(open_page):
     page.get_by_text('Per-tile scale').click()
     page.evaluate(until('!location.hash.includes("scale=all")'))
     assert 'row 1, column 5' in page.locator('output').nth(1).text_content()
-    assert 'Layer 1, head 2' in page.locator('output').nth(1).text_content()
+    assert 'Layer 1, head 3' in page.locator('output').nth(1).text_content()
     order = '[...document.querySelectorAll(".heads")].map(e => e.textContent)'
     shown = page.evaluate('panels.map(({ net }) => Array.from(net.shown))')
     link, sorted_heads = page.evaluate('location.hash.slice(1)'), page.evaluate(order)
@@ -49,6 +54,9 @@ def test_pointer_keys_clicks_and_permalink(open_page):
     assert again.evaluate(order) == sorted_heads
     assert again.evaluate('panels.map(({ net }) => Array.from(net.shown))') == shown
     assert again.evaluate('panels[1].tiles[5].button.getAttribute("aria-pressed")') == 'true'
+    assert again.evaluate('state.pin') and again.locator('#views label:visible').count() == 2
+    again.keyboard.press('Escape')  # the query first
+    assert not again.evaluate('state.pin') and again.evaluate('state.heads') == [None, 5]
     again.keyboard.press('Escape')
     assert again.evaluate('state.heads') == [None, None]
 
@@ -57,20 +65,20 @@ def test_a_link_of_nonsense_changes_nothing(open_page):
     page = open_page(explorer_page({'net': create('sa_learned_cifar')}, PICTURES),
                      hash='image=7&at=2,x&view=nothing&heads=9.9&sort=&epoch=3')
     assert page.evaluate('state') == dict(
-        image=0, at=[0.5, 0.5], view='all', scale='all', mean=False, sort=False, token=False, heads=[None],
+        image=0, at=[0.5, 0.5], pin=False, view='all', scale='all', mean=False, sort=False, token=False, heads=[None],
         epoch=None)
 
 
 COLOURS = """() => { const { image, width, height } = panels[0].atlases[0];
-    const data = i => Array.from(image.data.slice(4 * i * width * height, 4 * i * width * height + 4));
+    const data = i => Array.from(image.data.slice(4 * (i * height + 1) * width, 4 * (i * height + 1) * width + 4));
     return panels[0].tiles.map((_, i) => data(i)); }"""
 
 
 def sharp_and_flat():
-    """A net of two heads: one looks at the query only, the other everywhere alike."""
+    """A net of two heads: one looks at the pixel below the query, the other everywhere alike."""
     model = create('sa_quadratic_cifar', depth=1, num_heads=2)
     with torch.no_grad():
-        model.blocks[0].attn.encoding.centers.zero_()
+        model.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., 0.], [0., 0.]]))
         model.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.]))
     return model
 
@@ -121,12 +129,12 @@ def test_a_picture_shows_what_no_frame_has_drawn_yet(open_page):
 
 
 def test_link_and_picture_of_the_view(open_page):
-    page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES), hash='heads=1.2&at=0.3,0.3',
+    page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES), hash='heads=1.3&at=0.3,0.3',
                      permissions=['clipboard-read', 'clipboard-write'])
     page.get_by_text('Copy link').click()
     page.get_by_text('Copied', exact=True).wait_for()
     link = page.evaluate('navigator.clipboard.readText()')  # an address on this device is of no use to others
-    assert link.startswith('#image=0') and 'heads=1.2' in link and 'at=0.3000%2C0.3000' in link
+    assert link.startswith('#image=0') and 'heads=1.3' in link and 'at=0.3000%2C0.3000' in link
     assert 'only the view was copied' in page.locator('#status').text_content()
     with page.expect_download() as download:
         page.get_by_text('Save PNG').click()
@@ -153,7 +161,7 @@ def test_the_picture_of_a_view_has_its_words_but_no_controls(open_page, tmp_path
         Context.fillText = plain;
         return lines;
     }""")
-    assert 'Play' not in lines and 'Training: where the heads look' in lines
+    assert 'Play' not in lines and 'Training' in lines
     assert not any(re.search(r'\s\s', line) for line in lines)  # folded, as on the page
 
 
@@ -176,7 +184,7 @@ def test_averages_show_no_single_pictures_classes(open_page):
 
 def test_wide_heads_show_over_the_picture(open_page):
     """A head that looks everywhere alike, dark in its tile beside a sharp one, takes its own scale over the picture."""
-    page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='heads=0.1')
+    page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='heads=0.2')
     page.get_by_text('scaled to its own largest value').wait_for()
     pixels = page.evaluate('Array.from(panels[0].covers[0].image.data)')
     assert [pixels[i::4][0] for i in range(3)] == [0xfd, 0xe7, 0x25] and 100 < pixels[3] < 230
@@ -195,39 +203,47 @@ def write_run(folder, model, grid, epochs):
     write_history(folder / 'history.json', 'net', list(grid), rows)
 
 
-ELLIPSES = """epoch => {
-    const calls = [], Context = CanvasRenderingContext2D.prototype, plain = Context.ellipse;
-    Context.ellipse = function (...args) { calls.push(args); };
+MOMENTS = """epoch => {
     Object.assign(state, { epoch });
-    panels[0].film.draw();
-    Context.ellipse = plain;
-    const { canvas } = panels[0].film.screens[0], unit = canvas.width / 14;
-    return calls.map(([x, y, a, b, angle]) => [y / unit - 5.5, x / unit - 7.5, a / unit, b / unit, angle]);
+    const { net } = panels[0], [rows, cols] = net.grid, [row, col] = net.cell(net.query());
+    net.show(net.query());
+    return net.heads.map((_, head) => {
+        const map = net.head(head), place = k => [Math.floor(k / cols), k % cols];
+        const mean = f => map.reduce((sum, p, k) => sum + p * f(...place(k)), 0);
+        const [x, y] = [mean(i => i - row), mean((i, j) => j - col)];
+        const [a, b, c] = [mean(i => (i - row - x) ** 2), mean((i, j) => (j - col - y) ** 2),
+            mean((i, j) => (i - row - x) * (j - col - y))];
+        return [x, y, a, b, c];
+    });
 }"""
 
 
-def test_the_film_shows_where_the_heads_were_after_each_epoch(open_page, tmp_path):
+def test_the_film_plays_in_the_maps_and_counts_sharp_heads(open_page, tmp_path):
     model = create('sa_quadratic_gen_cifar')
-    write_run(tmp_path, model, (8, 12), 90)
     with torch.no_grad():
-        for block in model.blocks:
-            block.attn.encoding.centers[:, 0] -= 91  # back to the start
+        for block in model.blocks:  # narrow enough for the grid to cut nothing off, wide enough for moments to be right
+            block.attn.encoding.centers.copy_(torch.tensor([[-3., 0.], [-2., 1.], [-3., -1.]]))
+            block.attn.encoding.spreads.copy_(torch.tensor([[1.6, 0.3], [0., 1.3]]).expand(3, 2, 2))
+        model.blocks[0].attn.encoding.spreads[0] = 9 * torch.eye(2)  # one at a single pixel
     blobs = position_blobs(model, (8, 12))
-    page = open_page(explorer_page({'net': model}, PICTURES, runs=[tmp_path]), hash='epoch=1', reduced_motion='reduce')
-    words, slider = page.locator('.film header p'), page.locator('.film input')
-    assert words.text_content() == 'after epoch 1 of 90, training loss 9.00' and slider.input_value() == '1'
-    for epoch in (0, 0.5, 2, 90):
-        drawn = page.evaluate(ELLIPSES, epoch)
-        expected = [(c, cov) for b in blobs for c, cov in zip(b.centers, b.covariances)]
-        for (row, col, long, short, angle), (center, covariance) in zip(drawn, expected, strict=True):
-            assert (row, col) == pytest.approx((center[0].item() + epoch, center[1].item()), abs=1e-3)
-            axes = torch.tensor([[math.sin(angle), math.cos(angle)], [math.cos(angle), -math.sin(angle)]]).double()
-            spread = axes.T @ torch.diag(torch.tensor([long, short]).double() ** 2 / (2 * math.log(2))) @ axes
-            torch.testing.assert_close(spread, covariance, rtol=1e-3, atol=1e-4)
+    write_run(tmp_path, model, (8, 12), 90)
+    page = open_page(explorer_page({'net': model}, PICTURES, runs=[tmp_path]), hash='epoch=1', reduced_motion='reduce',
+                     viewport=dict(width=1280, height=720))
+    words, slider = page.locator('.film p'), page.locator('.film input')
+    assert words.text_content().startswith('after epoch 1 of 90, heads at one pixel: 1, training loss 9.00. The maps')
+    assert slider.input_value() == '1' and slider.bounding_box()['y'] < 720  # without scrolling
+    for epoch in (0, 0.5, 2):
+        drawn = torch.tensor(page.evaluate(MOMENTS, epoch))
+        expected = torch.cat([torch.cat([
+            b.centers + torch.tensor([epoch, 0.]), b.covariances.flatten(1)[:, [0, 3, 1]]], 1) for b in blobs])
+        torch.testing.assert_close(drawn[1:], expected[1:].float(), rtol=0.05, atol=0.05)
+        if epoch != 0.5:
+            torch.testing.assert_close(drawn[0], torch.tensor([epoch - 3., 0, 0, 0, 0]), atol=0.01, rtol=0)
+    assert page.locator('.kernel').text_content().endswith('; before training 1.')
 
     slider.focus()
     page.keyboard.press('ArrowLeft')
-    assert page.evaluate('state.epoch') == 89
+    assert page.evaluate('state.epoch') == 1
     page.keyboard.press('Home')
     page.get_by_text('untrained, before 90 epochs').wait_for()
     page.keyboard.press('Space')
@@ -235,10 +251,11 @@ def test_the_film_shows_where_the_heads_were_after_each_epoch(open_page, tmp_pat
     assert page.evaluate('Number.isInteger(state.epoch)')  # where less motion is preferred
     page.get_by_text('Pause').click()
     page.get_by_text('Play').wait_for()
-    assert page.evaluate('[player, state.epoch < 90]') == [0, True]
+    page.evaluate(until('location.hash.includes("epoch=")'))
     slider.press('End')
-    page.get_by_text('after epoch 90 of 90, training loss 0.10, 90.0 % of the validation images right').wait_for()
-    page.evaluate(until('location.hash.includes("epoch=90")'))
+    page.evaluate(until('state.epoch === null'))
+    assert 'after epoch 90 of 90' in words.text_content()
+    assert words.text_content().endswith('90.0 % of the validation images right')
 
 
 def test_the_film_of_another_net_is_refused(tmp_path):
@@ -261,7 +278,8 @@ AT_REST = """() => new Promise(done => {
 
 def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
     """390 pixels wide: maps above the fold, the picture sticks small at the top, a finger on the maps scrolls."""
-    page = open_page(explorer_page({'net': create('sa_quadratic_cifar', depth=6, num_heads=9)}, PICTURES),
+    pictures = {f'picture {i}': picture(i) for i in range(10)}
+    page = open_page(explorer_page({'net': create('sa_quadratic_cifar', depth=6, num_heads=9)}, pictures),
                      viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
     finger = page.context.new_cdp_session(page)
 
@@ -273,10 +291,10 @@ def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
         page.evaluate(AT_REST)
 
     stage, tile = page.locator('.stage'), page.locator('.tile div')
-    assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
+    assert page.evaluate('[document.documentElement.scrollWidth, innerWidth]') == [390, 390]
     assert tile.nth(5).bounding_box()['y'] < 700  # the whole first layer
     box = tile.nth(5).bounding_box()
-    swipe(box['x'], box['y'], -280)
+    swipe(box['x'], box['y'], -340)
     scrolled = page.evaluate('scrollY')
     assert scrolled > 100
     box = stage.bounding_box()
@@ -298,10 +316,76 @@ def test_screen(scheme, width, open_page):
     assert any(colour == (0xfd, 0xe7, 0x25) for _, colour in shot.getcolors(1 << 24))  # the scale's last
 
 
+def test_paper_forced_colours_and_no_script(open_page):
+    text = explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES)
+    page = open_page(text, forced_colors='active')
+    chosen, other = page.locator('.choice span:visible').all()
+    colour = 'node => getComputedStyle(node).backgroundColor'
+    assert chosen.evaluate(colour) != other.evaluate(colour)
+    page.emulate_media(media='print')
+    page.evaluate('dispatchEvent(new Event("beforeprint"))')  # tiles lie elsewhere on paper: each has its own canvas
+    assert not page.locator('.layers > canvas').is_visible() and not page.locator('#tools').is_visible()
+    assert page.locator('.tile canvas').count() == page.locator('.tile').count() == 6
+    colours = """Array.from(document.querySelector('.tile canvas').getContext('2d').getImageData(9, 9, 1, 1).data)"""
+    assert page.evaluate(colours)[3] == 255
+    page.evaluate('dispatchEvent(new Event("afterprint"))')
+    assert page.locator('.tile canvas').count() == 0
+    page = open_page(text, java_script_enabled=False)
+    assert page.locator('noscript p').is_visible() and page.locator('noscript img').is_visible()
+    assert not page.locator('#status').is_visible() and not page.locator('.options').is_visible()
+
+
+def test_shift_heads_are_marked_and_lead_to_the_theorem(open_page):
+    page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='heads=0.1&at=0.5,0.5&pin=1')
+    assert page.locator('.kernel').text_content() == (
+        '1 of 2 heads give more than half of their attention to one fixed offset, as the taps of a convolution do.')
+    assert page.locator('.tile').all_text_contents() == ['1 +1,0', '2']
+    assert page.locator('.taps').get_attribute('aria-label') == 'Offsets of its shift heads: +1,0'
+    link = page.get_by_text('Its shift in the theorem')
+    link.wait_for()
+    kernel = ','.join(str(int(i == 17)) for i in range(25))  # of 5 x 5, one below the middle
+    assert link.get_attribute('href') == f'theorem.html#kernel={kernel}&size=5&alpha=46&head=18'
+    page.locator('.tile div').nth(0).hover(position=dict(x=1, y=1))
+    page.get_by_text('Layer 0, head 1: 0.0 % to row 0, column 0').wait_for()
+    page.locator('.tile div').nth(1).hover(position=dict(x=1, y=1))  # a preview, over the picture too
+    page.get_by_text('Layer 0, head 2: 1.0 % to row 0, column 0').wait_for()
+    box = page.locator('.stage').bounding_box()
+    page.mouse.move(box['x'] + box['width'] * 6.5 / 12, box['y'] + box['height'] * 5.5 / 8)
+    page.get_by_text('Layer 0, head 1: 100.0 % to row 5, column 6').wait_for()
+    page.locator('.tile').first.click()
+    page.evaluate(until('document.querySelector(".words a").hidden'))
+
+
+def test_names_of_imagenet_and_numbers_that_are_none(open_page):
+    vit = timm.create_model('vit_tiny_patch16_224', img_size=32, embed_dim=24, depth=1, num_heads=3).eval()
+    vit.pretrained_cfg = dict(vit.pretrained_cfg, input_size=(3, 32, 32))
+    with torch.no_grad():
+        vit.head.bias[0] += 100
+    text = explorer_page({'vit': vit}, PICTURES)
+    assert 'tench, Tinca tinca' in text
+    page = open_page(text)
+    assert 'leave the class token out' in page.locator('#notes').text_content()
+    with torch.no_grad():
+        vit.head.bias[0] = math.nan
+    text = explorer_page({'vit': vit}, PICTURES)
+    assert 'NaN' not in re.search(r'id="data">(.*?)</script>', text)[1]
+    with torch.no_grad():
+        vit.blocks[0].attn.qkv.bias[0] = math.nan
+    with pytest.raises(ValueError, match='attention maps are not finite'):
+        explorer_page({'vit': vit}, PICTURES)
+
+
+def test_views_that_do_not_exist_are_refused():
+    for views in ([], ['some']):
+        with pytest.raises(ValueError, match='needs some of all, position, content'):
+            explorer_page({'net': create('sa_learned_cifar')}, PICTURES, views=views)
+
+
 def test_what_the_user_names_is_text(open_page):
-    evil = '</script><script>document.title = "caught"</script><img src=x onerror=alert(1)>{{data}}&amp;\u2028'
+    evil = '\udcff</script><script>document.title = "caught"</script><img src=x onerror=alert(1)>{{data}}&amp;\u2028'
     page = open_page(explorer_page({evil: create('sa_learned_cifar')}, {evil: picture(0)}))
-    assert page.title() == f'Attention explorer: {evil}'.replace('\u2028', ' ') or evil in page.title()
-    assert page.locator('h2').text_content() == evil
-    assert page.locator('#pictures input').get_attribute('aria-label') == evil
+    shown = evil.replace('\udcff', '?')
+    assert page.title() == f'Attention explorer: {shown}'.replace('\u2028', ' ') or shown in page.title()
+    assert page.locator('h2').text_content()[1:] == evil[1:]
+    assert page.locator('#pictures input').get_attribute('aria-label')[1:] == evil[1:]
     assert page.locator('script').count() == 2 and page.locator('img[src=x]').count() == 0

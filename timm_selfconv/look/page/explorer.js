@@ -41,6 +41,12 @@ function drawAll() {
   }
 }
 
+/** Draw now: a canvas that was fitted is blank until the next frame. */
+function flush() {
+  cancelAnimationFrame(frame);
+  drawAll();
+}
+
 function drawOptions() {
   const { elements } = document.forms[0];
   for (const name of ['image', 'view', 'scale']) /** @type {any} */ (elements.namedItem(name)).value = String(state[name]);
@@ -153,10 +159,7 @@ function describeMode() {
 /** Title, scale and nets as they are on the screen, without their controls. */
 function paintView() {
   const view = find('#view');
-  if (frame) {  // until which a canvas that was fitted is blank
-    cancelAnimationFrame(frame);
-    drawAll();
-  }
+  flush();
   describeMode();
   for (const panel of panels) panel.describe();
   view.classList.add('still');
@@ -207,6 +210,7 @@ function makeControls() {
   addEventListener('hashchange', readHash);
   for (const [type, on] of [['beforeprint', true], ['afterprint', false]]) {
     addEventListener(String(type), () => {
+      flush();
       describeMode();
       for (const panel of panels) panel.print(Boolean(on));
     });
