@@ -24,7 +24,7 @@ MAPS = """async ([view, mean, image, query]) => {
 
 
 def check_maps(shown, expected, step):
-    """Maps of a query, heads side by side, equal others of shape (heads, H, W) to a step of each's largest, and in sum."""
+    """Maps of a query, side by side, equal others of shape (heads, H, W) to a step of each's largest, and in sum."""
     shown = torch.tensor(shown, dtype=torch.float64).view(expected.shape)
     error = (shown - expected.double()).abs().amax((-2, -1))
     assert (error <= step * expected.double().amax((-2, -1)) + 1e-6).all()

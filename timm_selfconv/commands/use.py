@@ -102,7 +102,9 @@ def distinct_names(names: Sequence[str]) -> List[str]:
     GROUP, *NET, images('pictures'), output('FILE', 'the page, e.g. explorer.html'),
     argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture'),
     argument('--versus', action='append', type=model_name, default=[], metavar='MODEL', help=(
-        'a model to compare with, by its own weights; may be given again')), PART)
+        'a model to compare with, by its own weights; may be given again')),
+    argument('--views', nargs='+', choices=['all', 'position', 'content'], default=['all'], help=(
+        'maps of all terms, of position terms, of content terms; each makes the page larger (default: all)')), PART)
 def explore(args: Namespace) -> None:
     """Write a page that shows where every pixel of pictures looks, in all heads.
 
@@ -113,7 +115,7 @@ def explore(args: Namespace) -> None:
     page = explorer_page(
         dict(zip(names, [load_model(args), *map(create_model, args.versus)])),
         dict(zip(distinct_names([image.name for image in args.images]), pictures)),
-        args.labels, [caption(args), *map(net_caption, args.versus)], [run, *args.versus], args.part).encode()
+        args.labels, [caption(args), *map(net_caption, args.versus)], [run, *args.versus], args.part, args.views).encode()
     write_new(args.output, page)
     print(f'{args.output}: {len(page) / 1e6:.1f} MB, open it in a browser')
 

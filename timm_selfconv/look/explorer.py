@@ -34,6 +34,7 @@ from tqdm import tqdm
 from timm_selfconv.data import label_names, preprocess, rank_classes, to_picture
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.kernels.positions import dense_scores
+from timm_selfconv.theory.learned_kernels import most_attended
 from timm_selfconv.weights.history import find_history, read_history
 from .attention_maps import attention_layers, attention_maps, class_attention, footprint_weights, has_class_token, \
     has_footprints, layer_names, look_into, looks_at_content, private_copy
@@ -107,21 +108,8 @@ def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
 
 
 def fixed_offsets(maps: torch.Tensor) -> List[Tuple[int, int, float]]:
-    """The offset that each head attends to most, (row, column), and the least that a query on the grid gives to it.
-
-    Args:
-        maps: Attention maps, shape (B, heads, H, W, H, W).
-    """
-    height, width = maps.shape[-2:]
-    best, found = maps.flatten(-2).argmax(-1), []
-    rows, cols = best // width - torch.arange(height)[:, None], best % width - torch.arange(width)
-    for head, offsets in enumerate(torch.stack([rows, cols]).unbind(2)):
-        offsets, counts = offsets.flatten(1).unique(dim=1, return_counts=True)
-        down, right = offsets[:, counts.argmax()].tolist()
-        i, j = (torch.arange(max(0, -d), min(n, n - d)) for d, n in ((down, height), (right, width)))
-        share = maps[:, head, i[:, None], j, (i + down)[:, None], j + right]
-        found.append((down, right, round(float(share.min()), 4)))
-    return found
+    """Row and column of the offset that each head attends to most, and the least that a query gives to it."""
+    return [(*head.offset, round(head.least, 4)) for head in most_attended(maps)]
 
 
 def image_uri(image: Image.Image) -> str:
