@@ -1,8 +1,4 @@
-"""Every code block of the README and of its chapters, the README.md files beside the code, runs.
-
-They run in this process as far as they can: starting another takes longer than most of them do. So what a process of
-their own would show is checked apart: that each imports what it uses, and leaves nothing behind.
-"""
+"""Every code block of the README and of its chapters runs, in this process where that is possible."""
 import copy
 import os
 import re
@@ -37,7 +33,6 @@ LINES = list(dict.fromkeys(
 needs_cifar10 = pytest.mark.skipif(not CIFAR10, reason="CIFAR10 names no folder in the Hub's parquet layout")
 needs_scripts = pytest.mark.skipif(
     not (CIFAR10 and SCRIPTS), reason="TIMM_SCRIPTS names no folder with timm's scripts, CIFAR10 no images")
-# two batches on a CPU in place of a training run
 BRIEF = [
     '--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1',
     '--warmup-epochs', '0', '--dataset', f'hfds/{CIFAR10}', '--train-split', 'train[:4]', '--val-split', 'test[:4]',
@@ -80,14 +75,10 @@ def test_python_blocks(block, registry, monkeypatch, tmp_path):
     runpy.run_path(str(file), run_name='__main__')
 
 
-def test_the_table_of_nets_is_what_the_command_prints():
-    """python -m timm_selfconv.measure.tables writes it anew."""
+def test_tables_are_current():
+    """python -m timm_selfconv.measure.tables writes them."""
     rows = [row for row in zoo_rows() if row['weights']]
     assert format_zoo(rows, 'github') in (REPO / 'README.md').read_text()
-
-
-def test_the_table_of_results_is_what_the_command_prints():
-    """Likewise."""
     chapter = (REPO / 'timm_selfconv' / 'measure' / 'README.md').read_text()
     assert format_results(results_rows(), 'github', wide=True) in chapter
 

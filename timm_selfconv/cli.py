@@ -43,8 +43,8 @@ def create_parser() -> Parser:
             command = commands.add_parser(name, description=text, formatter_class=raw)
             command.set_defaults(function=function)
             for argument in arguments:
-                several = isinstance(argument, list)
-                target = command.add_mutually_exclusive_group() if several else command
+                exclusive = isinstance(argument, list)
+                target = command.add_mutually_exclusive_group() if exclusive else command
                 for names, options in argument if isinstance(argument, list) else [argument]:
                     target.add_argument(*names, **options)
     parser.description = '\n'.join(lines)
@@ -86,6 +86,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     except BrokenPipeError:  # the reader left, as head does; no second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError, ImportError) as e:  # the last: a package that is not installed
-        print(f'timm-selfconv: {textwrap.shorten(str(e), 700) or type(e).__name__}', file=sys.stderr)
+    except (ValueError, OSError, ImportError, FloatingPointError) as e:  # ImportError: a package is not installed
+        hint = '; try a smaller lr, in another folder' if isinstance(e, FloatingPointError) else ''
+        print(f'timm-selfconv: {textwrap.shorten(str(e), 700) or type(e).__name__}{hint}', file=sys.stderr)
         sys.exit(2)

@@ -50,6 +50,7 @@ def broken(tmp_path, monkeypatch):
         model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8, depth=1, pretrained_cfg_overlay={key: value})
         save_for_hf(model, f'nets/{key}', safe_serialization=True)
     fill(Path('data', 'test'), ['cat'])
+    fill(Path('own'), ['cat', 'dog'], count=2)
 
 
 HEADS, EVAL, FIGURES, PRUNE = (
@@ -66,7 +67,10 @@ HEADS, EVAL, FIGURES, PRUNE = (
         [*EVAL, '--checkpoint', 'nowhere.png', '--data', 'data'], ['run', 'nowhere.png'],
         ['export', NET, '--checkpoint', 'nowhere.png', '--data', 'data', '--output', 'out'],
         ['finetune', NET, 'data/test', '--checkpoint', 'nowhere.png', '--output', 'out'])),
-    (['finetune', NET, 'nowhere', '--output', 'out'], ': nowhere: no such folder'),
+    (['finetune', NET, 'nowhere', '--output', 'out'], "folder='nowhere': "),
+    *((['finetune', net, 'own', *words, '--output', 'out'], message) for net, *words, message in (
+        ['sa_quadratic_h16_cifar', 'has no trained weights yet'], [NET, 'nonsense=1', 'nonsense'],
+        [NET, '--img-size', '18', 'timm-selfconv: img_size=18: needs'])),
     (['classify', NET, 'parquet'], "images=['parquet']: no pictures there"),
     ([*PRUNE, '--heads', '0:1;2'], "'0:1;2': needs LAYER:HEAD,HEAD"),
     ([*PRUNE, '--heads', '0:1', '0:2'], 'needs each layer once'),
@@ -176,18 +180,14 @@ def test_libraries_say_nothing_beside_what_commands_print(little, folder, tmp_pa
 
 
 @pytest.mark.parametrize('command', [
-    ['prune', '{net}', '--heads', '0:1', '--output', 'out/net'],
     ['include', '{net}', 'sa_quadratic_gen_cifar', '--output', 'out/net'],
     ['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '{checkpoint}', '--data', '{data}', '--output', 'out'],
     ['explore', '{net}', '{data}/test/0/0.png', '--out', 'out/page.html'],
 ], ids=lambda command: command[0])
-def test_a_file_size_limit_ends_in_one_line(command, checkpoint, folder, tmp_path, refused, monkeypatch, limit):
+def test_a_file_size_limit_ends_in_one_line(command, little, checkpoint, folder, tmp_path, refused, monkeypatch, limit):
     monkeypatch.chdir(tmp_path)
-    model = timm.create_model('sa_quadratic_cifar', depth=1, num_heads=2, embed_dim=64, patch_size=8)
-    save_for_hf(model, 'net', safe_serialization=True)
-    names = dict(net='local-dir:net', checkpoint=checkpoint, data=folder)
-    with limit(20_000):
-        refused('File too large', [word.format(**names) for word in command])
+    with limit(2_000):
+        refused('File too large', [word.format(net=little, checkpoint=checkpoint, data=folder) for word in command])
     assert not [file for file in Path('out').rglob('*') if file.suffix in ('.safetensors', '.html', '.tmp')]
 
 

@@ -3,7 +3,7 @@ import difflib
 import json
 import os
 from argparse import ArgumentTypeError, Namespace
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
@@ -54,18 +54,11 @@ def existing_file(text: str) -> Path:
     return Path(text)
 
 
-def existing_folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise ArgumentTypeError(f"{text}: {'needs a folder' if Path(text).exists() else 'no such folder'}")
-    return Path(text)
-
-
 def model_name(text: str) -> str:
     """A name of timm's registry, which has the zoo's, or of a folder or the Hub."""
-    source, colon, folder = text.partition(':')
-    if source == 'local-dir':
-        existing_file(os.path.join(folder, 'config.json'))
-    elif not colon and not timm.is_model(text):
+    if text.startswith('local-dir:'):
+        existing_file(os.path.join(text.partition(':')[2], 'config.json'))
+    elif ':' not in text and not timm.is_model(text):
         near = ', '.join(difflib.get_close_matches(text, timm.list_models()))
         raise ArgumentTypeError(f'{text!r}: there is no such model; ' + (
             f'did you mean {near}?' if near else 'timm-selfconv list shows the zoo'))
@@ -115,12 +108,11 @@ def caption(args: Namespace) -> str:
 
 
 def common_prefix(checkpoint: Path) -> str:
-    """The part of all keys of a state dict up to the first dot; '' if they differ or the file cannot be read."""
-    try:
-        first = {key.partition('.')[0] for key in load_state_dict(str(checkpoint))}
-    except Exception:  # the caller reports the error of its own attempt
-        return ''
-    return f'{first.pop()}.' if len(first) == 1 else ''
+    """The part of all keys of a state dict up to the first dot, if it is the same."""
+    with suppress(Exception):  # the caller reports the error of its own attempt
+        first, *others = {key.partition('.')[0] for key in load_state_dict(str(checkpoint))}
+        return '' if others else f'{first}.'
+    return ''
 
 
 def create_model(name: str, checkpoint: Optional[Path] = None, untrained: bool = False, seed: int = 42) -> Any:

@@ -2,7 +2,6 @@
 import json
 import re
 import shlex
-import sys
 from argparse import ArgumentTypeError, Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from timm_selfconv.training.picture_folder import open_picture_folder
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.weights.saving import save_folder
 from ._shared import CHECKPOINT, COUNT, DATA_DIR, DEVICE, FUSE, INPUT_KEY, JSON, MODEL, NET, argument, command, \
-    existing_file, existing_folder, load_model, model_name, natural, output, show, split
+    existing_file, load_model, model_name, natural, output, show, split
 
 TRAIN, TRANSFORM = 'train', 'transform weights'
 PICTURES_RECIPE = 'pictures'
@@ -29,7 +28,7 @@ OVERRIDES = argument('overrides', nargs='*', metavar='KEY=VALUE', help='replaces
 
 
 @command(
-    TRAIN, MODEL, argument('folder', type=existing_folder, metavar='FOLDER', help=(
+    TRAIN, MODEL, argument('folder', metavar='FOLDER', help=(
         'FOLDER/train/CLASS and FOLDER/val/CLASS, or FOLDER/CLASS, of which a fifth is held out')), OVERRIDES,
     output('DIR', 'folder of the net, and of its run', Path), CHECKPOINT,
     argument('--img-size', type=int, metavar='N', help="side of the images in pixels (default: the net's)"),
@@ -43,19 +42,15 @@ def finetune(args: Namespace) -> None:
     recipe = read_recipe(PICTURES_RECIPE, [
         f'pretrained={args.checkpoint is None}', *args.overrides,
         *(f'{key}={value}' for key, value in given.items() if value is not None)])
-    data = str(args.folder)
-    *datasets, held_out = open_picture_folder(data, recipe.seed)
+    *datasets, held_out = open_picture_folder(args.folder, recipe.seed)
     classes, (seen, held) = datasets[0].reader.class_to_idx, map(len, datasets)
     recipe.model, recipe.num_classes, recipe.batch_size = args.model, len(classes), min(recipe.batch_size, seen)
     told = f'{seen} pictures to train on, {held} to validate on ({held_out})'
     print(f'{len(classes)} classes, {", ".join(classes)}: {told}', flush=True)
-    try:
-        training = runs.train(recipe, datasets, find_device(args.device), args.output)
-    except FloatingPointError as e:
-        raise ValueError(f'{e}; try a smaller lr, in another folder') from e
-    facts = runs.run_facts(training, PICTURES_RECIPE, args.overrides, data)
+    training = runs.train(recipe, datasets, find_device(args.device), args.output)
+    facts = runs.run_facts(training, PICTURES_RECIPE, args.overrides, args.folder)
     name = runs.save_net(training, args.output, {
-        **facts, 'script': 'timm-selfconv finetune', 'data': f'{data_name(data)}: {told}'})
+        **facts, 'script': 'timm-selfconv finetune', 'data': f'{data_name(args.folder)}: {told}'})
     pictures = [file for file, _ in datasets[1].reader.samples[:2]]
     print(f"\nAccuracy on the pictures to validate on: {training.history[-1]['eval_top1'] / 100:.4f}. Use the net:\n"
           f'timm.create_model({name!r}, pretrained=True)')
@@ -81,15 +76,10 @@ def train(args: Namespace) -> None:
     training images: train_split='train[:45000]' val_split='train[45000:]'.
     """
     recipe = read_recipe(args.recipe, args.overrides)
-    data = args.data or recipe.dataset
-    device = find_device(args.device)
+    data, device = args.data or recipe.dataset, find_device(args.device)
     datasets = [open_dataset(data, split, None, recipe.input_key, recipe.target_key)
                 for split in (recipe.train_split, recipe.val_split)]
-    try:
-        training = runs.train(recipe, datasets, device, args.output, args.batches)
-    except FloatingPointError as e:
-        print(f'timm-selfconv: {e}', file=sys.stderr)
-        sys.exit(1)
+    training = runs.train(recipe, datasets, device, args.output, args.batches)
     if runs.has_folder(recipe):
         facts = runs.run_facts(training, args.recipe, args.overrides, data)
         print(f'timm.create_model({runs.save_net(training, args.output, facts)!r}, pretrained=True)')
@@ -137,8 +127,7 @@ def include(args: Namespace) -> None:
 
     Example: timm-selfconv include sa_quadratic_tiny_cifar sa_learned_content_cifar --output rich
     """
-    folder = args.output
-    model = load_model(args)
+    folder, model = args.output, load_model(args)
     torch.manual_seed(args.seed)  # new heads are initialised
     save_folder(theory.include(model, args.target), folder)
     print(f'Use it:   timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
