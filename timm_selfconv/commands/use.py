@@ -115,8 +115,8 @@ def explore(args: Namespace) -> None:
     page = explorer_page(
         dict(zip(names, [load_model(args), *map(create_model, args.versus)])),
         dict(zip(distinct_names([image.name for image in args.images]), pictures)),
-        args.labels, [caption(args), *map(net_caption, args.versus)], [run, *args.versus], args.part, args.views).encode()
-    write_new(args.output, page)
+        args.labels, [caption(args), *map(net_caption, args.versus)], [run, *args.versus], args.part, args.views)
+    write_new(args.output, page.encode())
     print(f'{args.output}: {len(page) / 1e6:.1f} MB, open it in a browser')
 
 
