@@ -1,4 +1,6 @@
 """What becomes of images before a net sees them, against PIL's and timm's own."""
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import timm
@@ -6,8 +8,11 @@ import torch
 from PIL import Image
 from timm.data import IterableImageDataset
 
+from pictures import fill
 from timm_selfconv import data
-from timm_selfconv.data import classify, load_images, open_dataset, open_images, sample_pictures
+from timm_selfconv.commands.use import find_pictures
+from timm_selfconv.data import classify, load_images, match_classes, open_dataset, open_images, sample_pictures
+from timm_selfconv.training.picture_folder import open_picture_folder
 
 GREY = np.linspace(0, 1, 256).reshape(16, 16)
 
@@ -49,6 +54,8 @@ def test_labels_that_are_no_class_numbers_are_refused(tmp_path, key):
     assert open_dataset(str(tmp_path), 'test', None, 'img', 'label')[1][1] == 1
     with pytest.raises(ValueError, match=rf"data=.*target_key='{key}': needs a column of class numbers"):
         open_dataset(str(tmp_path), 'test', None, 'img', key)
+    with pytest.raises(ValueError, match=rf"needs the columns input_key='image', target_key='{key}', has \['img', "):
+        open_dataset(str(tmp_path), 'test', None, 'image', key)
     assert len(sample_pictures(str(tmp_path), 'test', None, 'img', 2)) == 2  # labels are not read
 
 
@@ -69,3 +76,47 @@ def test_a_configuration_that_makes_no_sense_is_refused(name, value):
     model = timm.create_model('resnet_tiny_cifar', channels=(8,) * 4, pretrained_cfg_overlay={name: value})
     with pytest.raises(ValueError, match=rf'configuration .*{name}.*(cannot be used|needs a list of names)'):
         classify(model, [Image.new('RGB', (40, 40))])
+
+
+def test_hidden_things_are_no_data(tmp_path, caplog):
+    """For finetune, train, eval and classify."""
+    fill(tmp_path, ['dog', 'cat'], 3)
+    shown = sorted(map(str, tmp_path.rglob('*.png')))
+    fill(tmp_path, ['.ipynb_checkpoints', '.git/objects', '__MACOSX/cat', 'cat/.thumbs', 'Thumbs.db'], 1)
+    for name in ('cat/._0.png', 'dog/.hid.png', '.train-00000.parquet'):
+        (tmp_path / name).write_bytes(b'no picture')
+    train, held, _ = open_picture_folder(tmp_path, 1)
+    dataset = open_dataset(str(tmp_path), 'test', None, 'img', 'label')
+    for each in (train, held, dataset):
+        assert each.reader.class_to_idx == dict(cat=0, dog=1)
+    trained = sorted(file for each in (train, held) for file, _ in each.reader.samples)
+    assert trained == [file for file, _ in dataset.reader.samples] == find_pictures([str(tmp_path)]) == shown
+    assert caplog.text.count(f'{tmp_path}: 7 hidden files are left out') == 3
+
+
+def test_folders_of_numbers_are_the_net_s_names_or_the_numbers_of_its_classes():
+    def classes(names, *folders):
+        model = SimpleNamespace(pretrained_cfg=dict(label_names=names))
+        return match_classes(model, SimpleNamespace(class_to_idx={name: i for i, name in enumerate(folders)}))
+
+    one_to_nine = list('123456789')
+    assert classes(one_to_nine, '1', '2', '9') == {0: 0, 1: 1, 2: 8} and classes(None, '3', '7') == {0: 3, 1: 7}
+    assert classes(None, 'cat', '7') is None
+    for names in (one_to_nine, ['cat', 'dog', 'eel']):
+        with pytest.raises(ValueError, match=r"the dataset's are \['0', '1', '2'\]"):
+            classes(names, '0', '1', '2')
+
+
+@pytest.mark.parametrize('place,byte,cause', [(12, 1, ValueError), (72, 2, TypeError), (0, 0, OSError)])
+def test_pictures_that_cannot_be_decoded_are_named(tmp_path, place, byte, cause):
+    """A TIFF file of which one byte is changed; PIL raises an error of any kind."""
+    file = tmp_path / 'broken.tif'
+    Image.new('L', (7, 9)).save(file)
+    content = bytearray(file.read_bytes())
+    content[place] = byte
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"image '.*broken.tif': needs a readable picture file") as error:
+        open_images([file])
+    assert isinstance(error.value.__cause__, cause)
+    with pytest.raises(ValueError, match=r'nowhere.png: no such file'):
+        open_images([tmp_path / 'nowhere.png'])

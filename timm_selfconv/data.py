@@ -1,4 +1,5 @@
 """Datasets and pictures: opening, preprocessing, classifying."""
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, IO, List, Optional, Sequence, Tuple, Union
 
@@ -8,31 +9,27 @@ import torch.nn as nn
 from PIL import Image, ImageOps
 from timm.data import ImageDataset, create_dataset, create_transform
 from timm.data.model_config import resolve_input_data_config
-from timm.data.readers import add_img_extensions
+from timm.data.readers.class_map import load_class_map
+from timm.data.readers.reader_image_folder import ReaderImageFolder
 from torch.utils.data import IterableDataset
 from torchvision.transforms import Compose, Grayscale
 from tqdm import trange
 
-from timm_selfconv.files import PICTURES
+from timm_selfconv.files import PICTURES, as_value_error, natural_key, picture_files
 from timm_selfconv.weights.loading import require_hub
 
 __all__ = [
-    'PictureDataset', 'class_names', 'classify', 'data_config', 'data_name', 'label_names', 'load_images',
-    'match_classes', 'open_dataset', 'open_images', 'picture_transform', 'preprocess', 'rank_classes',
-    'sample_pictures', 'to_picture', 'top_classes']
+    'PictureDataset', 'PictureReader', 'class_names', 'classify', 'data_config', 'data_name', 'first_folder',
+    'label_names', 'load_images', 'match_classes', 'open_dataset', 'open_images', 'picture_transform', 'preprocess',
+    'rank_classes', 'sample_pictures', 'to_picture', 'top_classes']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
 DATA_KEYS = ('input_size', 'interpolation', 'crop_pct', 'crop_mode', 'mean', 'std')  # of a timm configuration
-add_img_extensions(PICTURES)  # timm's readers take fewer of a folder
-SPLITS = ('train', 'training', 'val', 'validation', 'eval', 'test')  # names that timm looks for in a folder
+TRAIN, VALIDATION = ('train', 'training'), ('val', 'valid', 'validation', 'eval', 'evaluation')  # as timm has them
 
 
 def label_names(model: nn.Module) -> Tuple[str, ...]:
-    """Names of a model's classes as its configuration has them; empty if it has none.
-
-    Raises:
-        ValueError: If they are not a list of names.
-    """
+    """Names of classes in a model's configuration, empty if it has none; a ValueError if they are no list of names."""
     names = getattr(model, 'pretrained_cfg', {}).get('label_names') or ()
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"the model's configuration has label_names={names!r}: needs a list of names")
@@ -46,11 +43,7 @@ def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
 
 
 def data_config(model: nn.Module) -> Dict[str, Any]:
-    """Preprocessing that a model's configuration asks for (timm's `resolve_input_data_config`), checked.
-
-    Raises:
-        ValueError: If its configuration, which may be one from the Hub, makes no sense.
-    """
+    """Preprocessing of a model's configuration, which may be from the Hub; a ValueError if it makes no sense."""
     try:
         config = resolve_input_data_config(model)
         create_transform(**config)(Image.new('RGB', (2, 2)))
@@ -61,22 +54,16 @@ def data_config(model: nn.Module) -> Dict[str, Any]:
 
 
 def picture_transform(model: nn.Module, normalize: bool = True) -> Any:
-    """timm's transform of an RGB picture to what a model takes, grey pictures where that is one channel.
-
-    Raises:
-        ValueError: See :func:`data_config`.
-    """
+    """timm's transform of an RGB picture to a model's input, which is grey if it has one channel; see `data_config`."""
     config = data_config(model)
     transform = create_transform(**config, normalize=normalize)
     return Compose([Grayscale(), transform]) if config['input_size'][0] == 1 else transform
 
 
 def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
-    """Scale greys of 16 bits, or floats from 0 to 1, to 8 bits; PIL's own conversion takes 255 for white and clips."""
-    if image.mode[0] not in 'IF':
-        return image
+    """Scale greys of 16 bits, or floats from 0 to 1, to 8 bits. PIL's own conversion takes 255 for white and clips."""
     values, white = np.asarray(image, np.float64), 1 if image.mode == 'F' else 65535
-    scaled = image.mode != 'I' or image.format in ('PNG', 'PPM')  # whose 16 bits PIL may open as 32
+    scaled = image.mode != 'I' or image.format in ('PNG', 'PPM')  # PIL may open their 16 bits as 32
     if not scaled or not ((values >= 0) & (values <= white)).all():
         raise ValueError(
             f'image {name!r}: mode {image.mode!r} with values from {values.min():g} to {values.max():g} does not say '
@@ -85,17 +72,39 @@ def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
 
 
 def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
-    """A picture as RGB, upright as its camera says; a ValueError names one that can't be read whole."""
+    """Read a picture as RGB, upright as its camera says; raise a ValueError with its name if it can't be decoded."""
     try:
         with Image.open(file) as image:
+            image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return to_eight_bits(image, name).convert('RGB')
-    except (OSError, SyntaxError, Image.DecompressionBombError) as e:  # a truncated picture is the first or the second
+            if image.mode[0] not in 'IF':
+                return image.convert('RGB')
+    except FileNotFoundError as e:
+        raise ValueError(f'{name}: no such file') from e
+    except Exception as e:  # PIL's decoders raise anything for a broken picture
         raise ValueError(f'image {name!r}: needs a readable picture file ({type(e).__name__})') from e
+    return to_eight_bits(image, name).convert('RGB')
+
+
+class PictureReader(ReaderImageFolder):
+    """Pictures in folders, a folder a class, numbered in natural order or by timm's class map, without hidden ones."""
+
+    def __init__(self, root: Union[str, Path], class_map: Any = None):
+        self.root = str(root)
+        files = picture_files(root)
+        if not files:
+            raise ValueError(f'folder={self.root!r}: has no pictures ({", ".join(PICTURES)})')
+        names = [file.parent.name if file.parent != Path(root) else '' for file in files]
+        self.class_to_idx = {name: i for i, name in enumerate(sorted(set(names), key=natural_key))}
+        if class_map:
+            with as_value_error(f'class_map={class_map!r}'):
+                self.class_to_idx = load_class_map(class_map, self.root)
+        self.samples = [
+            (str(file), self.class_to_idx[name]) for file, name in zip(files, names) if name in self.class_to_idx]
 
 
 class PictureDataset(ImageDataset):
-    """timm's ImageDataset, where a picture that can't be read is an error; timm's own takes its neighbour instead."""
+    """timm's ImageDataset with an error for a picture that can't be read. timm's own takes its neighbour instead."""
 
     def __getitem__(self, index: int) -> Tuple[Any, int]:
         file, label = self.reader[index]
@@ -106,18 +115,14 @@ class PictureDataset(ImageDataset):
 
 
 def label_numbers(dataset: Any) -> Dict[str, int]:
-    """Labels of a dataset by the names of its classes; empty if it has none."""
+    """Labels of a dataset by the names of its classes, empty if it has none."""
     return getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
 
 
 def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
-    """Map each label of a dataset to a model's class, by their names.
+    """Map each label of a dataset to a model's class by their names; a ValueError if the model lacks one of them.
 
-    Returns:
-        Class by label; None where one of them has no names, so that numbers are all there is.
-
-    Raises:
-        ValueError: If the dataset has names that the model has not.
+    If the model has no names, the dataset's may be the classes' numbers. None means that labels are numbers of classes.
     """
     def plain(name: str) -> str:
         return name.lower().replace('_', ' ').replace('-', ' ').strip()
@@ -125,71 +130,78 @@ def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
     labels = label_numbers(dataset)
     names = list(label_names(model))
     if not names or len(names) != getattr(model, 'num_classes', len(names)) or not labels:
-        return None
+        numbers = bool(labels) and all(name.isdecimal() for name in labels)  # folders 0, 1, 2, ...
+        return {label: int(name) for name, label in labels.items()} if numbers else None
     for spelled in (str, plain):  # as they are, else loosely, where that leaves them distinct
         classes = {spelled(name): i for i, name in enumerate(names)}
         wanted = {spelled(name) for name in labels}
         if len(classes) == len(names) and len(wanted) == len(labels) and wanted <= classes.keys():
             return {label: classes[spelled(name)] for name, label in labels.items()}
-    if all(name.isdecimal() for name in labels):  # folders 0, 1, 2, ...
-        return {label: int(name) for name, label in labels.items()}
     raise ValueError(
         f"classes: the dataset's are {sorted(labels)}, the model's {names}; name folders as the model does, give a "
         f'class map, or train a net for these: timm-selfconv finetune, or the key num_classes={len(labels)}')
 
 
+def column_names(data: str) -> List[str]:
+    """Columns of a dataset in the Hub's layout, empty if it can't be read."""
+    with suppress(Exception):  # this only completes the message of an error
+        import datasets
+        return next(iter(datasets.load_dataset(data).values())).column_names
+    return []
+
+
+def first_folder(folder: Path, *names: str) -> Optional[Path]:
+    """The first of these folders that a folder has, None if it has none."""
+    return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+
+def open_folder(folder: Path, split: str, class_map: Any) -> PictureDataset:
+    """Dataset of FOLDER/SPLIT/CLASS/PICTURE, or of FOLDER/CLASS/PICTURE if the folder has no splits."""
+    like = next((names for names in (TRAIN, VALIDATION) if split in names), ())
+    root = first_folder(folder, split, *like)
+    splits = [name for name in (*TRAIN, *VALIDATION, 'test') if (folder / name).is_dir()]
+    if root is None and (splits or '[' in split):
+        raise ValueError(f'split={split!r}: needs one of {splits} in the folder {str(folder)!r}')
+    return PictureDataset('', PictureReader(root or folder, class_map))
+
+
 def open_dataset(
-        data: str,
-        split: str,
-        data_dir: Optional[str],
-        input_key: str,
-        target_key: Optional[str],
+        data: str, split: str, data_dir: Optional[str], input_key: str, target_key: Optional[str],
         class_map: Any = None,
 ) -> Any:
-    """timm's dataset of a name or folder; a folder with parquet files is read as the Hub's layout.
+    """timm's dataset of a folder of pictures, a folder of parquet files in the Hub's layout, or a name that timm knows.
 
-    Args:
-        data: Folder or name.
-        split: Split of the dataset.
-        data_dir: Folder of a named dataset's files, for those that need it.
-        input_key: Column of the images, for the Hub's layout.
-        target_key: Column of the labels, for the Hub's layout; None if they are not needed.
-        class_map: timm's: a file with a class name per line, or a dictionary, that gives labels their numbers.
-
-    Raises:
-        ValueError: If it is neither, can't be had, or has no images.
+    Some names need ``data_dir``, a folder of their files. ``input_key`` and ``target_key`` are columns of the Hub's
+    layout, the latter None if labels are not needed. ``class_map`` is timm's: a dictionary, or a file with a class name
+    per line, that gives labels their numbers. A ValueError says that there are no such data, columns or images.
     """
     folder = Path(data)
-    is_folder = bool(data) and folder.is_dir()
-    if is_folder and next(folder.rglob('*.parquet'), None):
-        data, is_folder = f'hfds/{data}', False
+    if data and folder.is_dir():
+        if not picture_files(folder, ('.parquet',)):
+            return open_folder(folder, split, class_map)
+        data = f'hfds/{data}'
     reader, _, name = data.partition('/')
-    of_hub = reader in ('hfds', 'hfids')
-    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) if of_hub else {}
-    if not is_folder and (not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds')):
+    if not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds'):
         raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
-    label: Any = 0
+    of_hub, label = reader in ('hfds', 'hfids'), 0
+    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) if of_hub else {}
     try:
         if of_hub and not Path(name).exists():
             require_hub()
-        source = ('', data) if is_folder else (data, data_dir)
-        dataset = create_dataset(*source, split=split, class_map=class_map, **columns)
+        dataset = create_dataset(data, data_dir, split=split, class_map=class_map, **columns)
         if reader == 'hfds' and len(dataset):
             _, label = dataset.reader[0]
     except ImportError as e:
-        extra = "pip install 'timm_selfconv[data]' first" if columns else 'needs a package that is not installed'
+        extra = "pip install 'timm_selfconv[data]' first" if of_hub else 'needs a package that is not installed'
         raise ValueError(f'data={data!r}: {extra} ({e})') from e
     except Exception as e:  # timm's readers and the libraries under them raise anything for data that they can't read
-        offline = isinstance(e, OSError)
-        needs = f'; needs the columns {input_key=}, {target_key=}' if columns and not offline else ''
-        raise ValueError(
-            f'data={data!r}, {data_dir=}, {split=}: cannot be read ({e or type(e).__name__}){needs}') from e
+        has = column_names(name) if reader == 'hfds' else []
+        why = f'cannot be read ({e or type(e).__name__})'
+        if has and not {*columns.values()} <= {*has}:
+            why = f'needs the columns {input_key=}, {target_key=}, has {has}'
+        raise ValueError(f'data={data!r}, {data_dir=}, {split=}: {why}') from e
     if target_key is not None and not isinstance(label, int):
         raise ValueError(f'data={data!r}, {target_key=}: needs a column of class numbers, has {type(label).__name__}')
-    if is_folder:
-        splits = [name for name in SPLITS if (folder / name).is_dir()]
-        if '[' in split or (splits and Path(dataset.reader.root) == folder):  # timm would take all pictures
-            raise ValueError(f'split={split!r}: needs one of {splits} in the folder {data!r}')
     if not len(dataset):
         raise ValueError(f'data={data!r}: split {split!r} has no images')
     return PictureDataset('', dataset.reader) if isinstance(dataset, ImageDataset) else dataset
@@ -207,33 +219,23 @@ def data_name(data: str) -> str:
     return folder.resolve().name if folder.is_dir() else data
 
 
-def sample_pictures(
-        data: str, split: str, data_dir: Optional[str], input_key: str, count: int) -> List[Image.Image]:
-    """Sample pictures of a dataset, see :func:`open_dataset`, evenly spaced: a sorted one gives all of its classes.
-
-    Raises:
-        ValueError: If the dataset can't be had or is a stream, or no picture is asked for.
-    """
+def sample_pictures(data: str, split: str, data_dir: Optional[str], input_key: str, count: int) -> List[Image.Image]:
+    """Sample pictures of a dataset (:func:`open_dataset`), evenly spaced, so that a sorted one gives all classes."""
     if count < 1:
         raise ValueError(f'count={count}: needs at least 1')
     dataset = open_dataset(data, split, data_dir, input_key, None)
     check_numbered(dataset)
-    count = min(count, len(dataset))
-    numbers = trange(count, desc='pictures', leave=False, disable=None)
-    return [dataset[i * len(dataset) // count][0].convert('RGB') for i in numbers]
+    numbers = trange(min(count, len(dataset)), desc='pictures', leave=False, disable=None)
+    return [dataset[i * len(dataset) // len(numbers)][0].convert('RGB') for i in numbers]
 
 
 def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
-    """Open pictures as RGB.
-
-    Raises:
-        ValueError: If a file is not there or not a picture; it is named.
-    """
+    """Open pictures as RGB; a ValueError names a file that is not there or not a picture."""
     return [read_picture(path, str(path)) for path in paths]
 
 
 def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
-    """Pictures of any size as a model's configuration says it takes them, shape (B, C, height, width)."""
+    """Preprocess pictures of any size as a model's configuration says, shape (B, C, height, width)."""
     transform = picture_transform(model)
     return torch.stack([transform(image) for image in images])
 
@@ -264,19 +266,14 @@ def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str,
 
 
 def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:
-    """A whole dataset on the device, resized and cropped as a model's configuration asks for.
+    """Load a whole dataset (:func:`open_dataset`), preprocessed for a model but not normalised.
 
-    Args:
-        dataset: See :func:`open_dataset`; its transform is replaced.
-        model: One with a timm configuration.
-        device: Device for the images.
-
-    Raises:
-        ValueError: If it is a stream, or pictures can't be read; they are named, three at most.
+    A ValueError names the first three pictures that can't be read.
     """
     check_numbered(dataset)
     dataset.transform = picture_transform(model, normalize=False)
-    rows, unreadable = [], []
+    rows: List[Any] = []
+    unreadable: List[str] = []
     for i in trange(len(dataset), desc='reading', unit='picture', leave=False, disable=None):
         try:
             rows.append(dataset[i])

@@ -1,33 +1,54 @@
-"""Atomic file and directory writes.
+"""Atomic file and directory writes, and the walk that finds pictures in a folder.
 
 Content goes to a temporary folder beside its target, reaches the disk, and is moved to its name: readers see the old
-content or the new, never a part. Writers need no lock, as each has a folder of its own; of two that replace a file the
-last one counts, of two that make a new one the second is refused. A writer that is killed leaves one folder
-`.timm_selfconv-*.tmp` at most, which nothing reads and which may be removed when no writer runs.
+content or the new, never a part. If two writers replace a file, the last one counts. If two make a new file, the second
+is refused. A writer that is killed leaves at most one folder `.timm_selfconv-*.tmp`, which nothing reads.
 """
 import errno
 import hashlib
+import logging
 import os
+import re
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, Type, Union
+from typing import Any, Callable, Iterator, List, Tuple, Type, Union
 
-__all__ = ['PICTURES', 'check_new', 'new_folder', 'os_errors', 'replace_file', 'sha256', 'write_new']
+__all__ = [
+    'PICTURES', 'as_value_error', 'check_new', 'is_hidden', 'natural_key', 'new_folder', 'os_errors', 'picture_files',
+    'replace_file', 'sha256', 'write_new']
 
 PathLike = Union[str, Path]
-PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')  # names of those taken of a folder end so
+PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')  # endings of names
 NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF)  # of network file systems, and of Windows
+_logger = logging.getLogger(__name__)
 
 
 def check_new(path: PathLike) -> None:
-    """Refuse to overwrite a result, before the work that it would take.
-
-    Raises:
-        FileExistsError: If there is something already.
-    """
+    """Raise a FileExistsError if a path exists, before the work that its content would take."""
     if os.path.lexists(path):
         raise FileExistsError(f'{path} exists: remove it or choose another name')
+
+
+def natural_key(name: str) -> Tuple[List[Any], str]:
+    """Sort key by which 2 comes before 10 and names that differ only in case or zeros have one order."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r'(\d+)', name.lower())], name
+
+
+def is_hidden(name: str) -> bool:
+    """Return True for a name that begins with a dot, ``__MACOSX`` and ``Thumbs.db``: they are no data."""
+    return name[0] == '.' or name in ('__MACOSX', 'Thumbs.db')
+
+
+def picture_files(folder: PathLike, endings: Tuple[str, ...] = PICTURES) -> List[Path]:
+    """Files in a folder and its folders with these endings, in natural order; logs how many hidden ones it leaves out.
+    """
+    found = [Path(root, name) for root, _, names in os.walk(folder, followlinks=True)
+             for name in names if name.lower().endswith(endings)]
+    shown = [file for file in found if not any(map(is_hidden, file.relative_to(folder).parts))]
+    if len(shown) < len(found):
+        _logger.warning('%s: %d hidden files are left out', folder, len(found) - len(shown))
+    return sorted(shown, key=lambda file: natural_key(str(file)))
 
 
 def sha256(path: PathLike) -> str:
@@ -36,8 +57,18 @@ def sha256(path: PathLike) -> str:
 
 
 @contextmanager
+def as_value_error(what: str) -> Iterator[None]:
+    """Raise any error of this context as a ValueError of one line that begins with ``what``."""
+    try:
+        yield
+    except Exception as e:  # a broken checkpoint raises anything, as a module that is imported by name does
+        message = ' '.join(str(e).split()) or type(e).__name__
+        raise ValueError(message if message.startswith(f'{what}: ') else f'{what}: {message}') from e
+
+
+@contextmanager
 def os_errors(what: Any, *kinds: Type[Exception]) -> Iterator[None]:
-    """Raise errors of other kinds, such as those of torch.save and safetensors on a full disk, as an OSError."""
+    """Raise errors of these kinds, which torch.save and safetensors raise on a full disk, as an OSError."""
     try:
         yield
     except kinds as e:
@@ -82,30 +113,14 @@ def name_new(temporary: Path, path: Path) -> None:
 
 
 def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
-    """Write a file in the place of one that may exist.
-
-    Args:
-        path: Its path; the folder is created if need be.
-        write: Writes the whole content to the path that it is given.
-
-    Raises:
-        OSError: If it can't be written whole; an existing file stays as it is.
-    """
+    """Replace a file, or make it and its folder, by ``write(path)``; the old file stays if an error is raised."""
     with written_beside(Path(path), os.replace) as temporary:
         with os_errors(f'{path} cannot be written, is the disk full?', RuntimeError):
             write(temporary)
 
 
 def write_new(path: PathLike, content: bytes) -> None:
-    """Write a file that must not exist yet.
-
-    Args:
-        path: Its path; the folder is created if need be.
-        content: All of it.
-
-    Raises:
-        FileExistsError: If there is something already, which stays as it is.
-    """
+    """Write a new file, and its folder if need be; raise a FileExistsError if the path exists."""
     check_new(path)
     with written_beside(Path(path), name_new) as temporary:
         temporary.write_bytes(content)
@@ -113,14 +128,7 @@ def write_new(path: PathLike, content: bytes) -> None:
 
 @contextmanager
 def new_folder(path: PathLike) -> Iterator[Path]:
-    """Make a folder that must not exist yet, with all of its files at once.
-
-    Yields:
-        An empty folder to fill; it gets its name when the block ends, and vanishes if the block raises.
-
-    Raises:
-        FileExistsError: If there is something already, which stays as it is.
-    """
+    """Make a new folder of the files that the block writes into it, unless the block raises or the path exists."""
     check_new(path)
     with written_beside(Path(path), name_new) as temporary:
         temporary.mkdir()

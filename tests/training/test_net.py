@@ -1,16 +1,19 @@
-"""The net of a recipe, for the classes of its data."""
+"""The net of a recipe: its classes, its whitened stem, the groups of its parameters, Muon's precision."""
 from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from timm.optim import Muon
 
 from pictures import fill_splits
 from timm_selfconv.data import class_names, open_dataset
 from timm_selfconv.models import CIFAR10_CLASSES
-from timm_selfconv.training.net import create_net
+from timm_selfconv.training.net import create_net, muon_in_float32, scaled_groups, whiten_stem
 from timm_selfconv.training.recipes import read_recipe
-from tiny_nets import SMALL
+from tiny_nets import NARROW, SMALL
 
 
 def test_classes_are_the_net_s_by_name(tmp_path, own, refused):
@@ -45,3 +48,78 @@ def test_recipes_say_whether_stages_are_recomputed(recompute):
     """grad_checkpointing, timm's key, which the nets themselves leave off."""
     net = create_net(read_recipe('report_san_hier', [f'grad_checkpointing={recompute}']))
     assert net.grad_checkpointing == (recompute == 'true')
+
+
+@pytest.fixture
+def correlated():
+    """Correlated channels and neighbours, not centred."""
+    noise = torch.randn(200, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    mixed = torch.einsum('dc,bcij->bdij', torch.tensor([[1., 0.8, 0.5], [0., 1., 0.9], [0., 0., 2.]]), noise)
+    return F.avg_pool2d(mixed, 2, 1) + 0.7
+
+
+@pytest.mark.parametrize('conv', [
+    nn.Conv2d(3, 96, 4, 4), nn.Conv2d(3, 12, 2, 2), nn.Conv2d(3, 7, 2, 2), nn.Conv2d(3, 40, 3, 1, 1)])
+def test_channels_are_white_and_of_the_scale(conv, correlated):
+    """Of n components, D channels: covariance ``scale^2 D / n`` on an n-dimensional subspace, or the unit matrix."""
+    torch.manual_seed(0)
+    whiten_stem(conv.double(), correlated, 0.5, eps=0.)
+    out = conv(correlated.double()).detach().transpose(0, 1).flatten(1)
+    torch.testing.assert_close(out.mean(1), torch.zeros(len(out), dtype=torch.double), rtol=0, atol=1e-10)
+    components = min(len(out), conv.weight[0].numel())
+    variances = torch.linalg.eigvalsh(out.cov()).flip(0)
+    wanted = torch.zeros(len(out), dtype=torch.double)
+    wanted[:components] = 0.25 * len(out) / components
+    torch.testing.assert_close(variances, wanted, rtol=1e-5, atol=1e-6)  # the mixing matrix is float32
+    assert out.square().mean() == pytest.approx(0.25, rel=2e-3)  # of finitely many patches
+
+
+def test_directions_without_variance_stay_finite(correlated):
+    conv = nn.Conv2d(3, 16, 2, 2)
+    whiten_stem(conv, correlated[:, :1].expand(-1, 3, -1, -1), 1.)  # grey: two of three colours tell nothing new
+    assert conv.weight.isfinite().all() and conv.weight.abs().max() < 5e-4 ** -0.5 * 2
+
+
+def test_grouped_convolutions_are_refused(correlated):
+    with pytest.raises(ValueError, match='groups=3: whitening needs'):
+        whiten_stem(nn.Conv2d(3, 3, 2, groups=3), correlated, 1.)
+
+
+@pytest.mark.parametrize('name,positions', [
+    ('sa_quadratic_cifar', ('centers', 'spreads')), ('sa_quadratic_gen_cifar', ('centers', 'spreads')),
+    ('sa_learned_content_cifar', ('row_table', 'col_table', 'query.bias')),
+    ('sa_learned_cifar', ('row_table', 'col_table', 'row_keys', 'col_keys')), ('resvit_cifar', ()),
+    ('resnet_tiny_cifar', ('centers', 'spreads'))])
+def test_every_parameter_is_in_one_group_with_its_rate_and_decay(name, positions):
+    net = timm.create_model(name, **(NARROW if name != 'resnet_tiny_cifar' else dict(attention_stages=['layer4'])))
+    groups = scaled_groups(net, 0.05, 30., 0.1)
+    found = {id(p): group for group in groups for p in group['params']}
+    assert sum(len(group['params']) for group in groups) == len(found) == len(list(net.parameters()))
+    for parameter_name, parameter in net.named_parameters():
+        group = found[id(parameter)]
+        content = name.startswith('sa_') and parameter_name.endswith(('.query.weight', '.key.weight'))
+        scale = 30. if positions and parameter_name.endswith(positions) else 0.1 if content else 1.
+        assert group['lr_scale'] == scale
+        exempt = parameter.ndim <= 1 or parameter_name.endswith(('.centers', '.spreads', 'pos_embed'))
+        assert group['weight_decay'] == (0. if exempt else 0.05)
+
+
+def muon_step(gradient):
+    weight = torch.nn.Parameter(torch.zeros_like(gradient))
+    weight.grad = gradient
+    Muon([weight], lr=1., adjust_lr_fn=None, ns_coefficients=(3.4445, -4.7750, 2.0315)).step()
+    return weight.detach()
+
+
+def test_muon_takes_a_polynomial_of_the_singular_values_to_the_context_s_precision(images):
+    """Five times 3.4445 s - 4.775 s^3 + 2.0315 s^5, by a decomposition in float64."""
+    gradient = images(8, 24)
+    u, s, v = torch.linalg.svd(gradient.double(), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s ** 3 + 2.0315 * s ** 5
+    expected = -(u * s) @ v
+    with muon_in_float32():
+        exact = muon_step(gradient)
+    torch.testing.assert_close(exact.double(), expected, rtol=0, atol=1e-4)
+    assert (muon_step(gradient) - expected).abs().max() > 1e-3

@@ -29,12 +29,20 @@ from timm_selfconv.training.recipes import RECIPES, read_recipe
     (['crop_padding_mode=edge'], r"crop_padding_mode='edge': needs 'constant' or 'reflect'"),
     (['hardest_half={0: 0}'], r'hardest_half={0: 0}: needs a size in pixels by the epoch'),
     (['sched=plateau'], r"sched='plateau': needs 'cosine' or"),
-    (['ratio=[1, 1'], r"overrides=\['ratio=\[1, 1'\]: needs YAML"),
+    (['ratio=[1, 1'], r"override='ratio=\[1, 1': needs YAML"),
+    (['epochs=1' + 400 * '0'], r'epochs=10+\.\.\.0+: needs a whole number above 0 and at most 1000000'),
+    (['epochs=1' + 9000 * '0'], r'override=.*: needs YAML'),
+    (['lr=1' + 400 * '0'], r'lr=10+\.\.\.0+: needs a number above 0 and at most'), (['lr=1e26'], r'lr=1e\+26: needs'),
+    (['seed=100000000000000000000000000'], r'seed=1.*: needs a whole number of at least 0 and at most 2147483647'),
+    (['seed=-1'], r'seed=-1: needs'), (['momentum=1' + 400 * '0'], r'momentum=1.*: needs'),
+    (['ratio=[1, 1' + 400 * '0' + ']'], r'ratio=.*: needs 2 rising'), (['scale=[.nan, 1]'], 'scale=.*: needs 2 rising'),
+    (['img_sizes={0: 1' + 400 * '0' + '}'], r'img_sizes=.*: needs'), (['decay_milestones=[a]'], 'needs whole numbers'),
+    (['modle=paper'], r"does not do \['modle'\]; did you mean model\? modle=null leaves it out"),
 ])
 def test_what_it_does_not_do_is_refused(overrides, message):
     with pytest.raises(ValueError, match=message) as error:
         read_recipe('muon_tiny', overrides)
-    assert '\n' not in str(error.value)
+    assert '\n' not in str(error.value) and len(str(error.value)) < 250
 
 
 def test_numbers_that_yaml_takes_for_words_are_numbers():

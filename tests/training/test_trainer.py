@@ -1,52 +1,27 @@
-"""Training on one device, against torch's, timm's and PIL's own."""
+"""Training on one device, against torch's and timm's own."""
 import copy
 import timeit
 
 import pytest
 import timm
 import timm.loss
-import timm.task
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath
 from torch._dynamo import register_backend
 
-from timm_selfconv.data import load_images, open_dataset
 from timm_selfconv.training import augment, trainer
 from timm_selfconv.training.augment import at_size
-from timm_selfconv.training.net import create_net
-from timm_selfconv.training.recipes import read_recipe
-from timm_selfconv.training.trainer import gains_by_bfloat16
-from tiny_nets import LIKE_TIMM, SMALL
+from timm_selfconv.training.trainer import compile_backend, gains_by_bfloat16
+from tiny_nets import SMALL
 
 STILL = ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'opt=momentum', 'warmup_epochs=0', 'epochs=2']  # as if in order
-CPU = torch.device('cpu')
-
-
-def split(folder, name):
-    return open_dataset(str(folder), name, None, 'img', 'label')
-
-
-@pytest.fixture(scope='session')
-def training(folder):
-    """Makes trainings of the small net, augmented as timm does, to be led by hand."""
-    def make(*overrides):
-        args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
-        net = create_net(args, dataset := split(folder, 'train'))
-        return trainer.Training(args, net, load_images(dataset, net, CPU))
-
-    return make
-
-
-def one_epoch(training):
-    scheduler, _ = trainer.create_scheduler_v2(
-        training.optimizer, **trainer.scheduler_kwargs(training.args), updates_per_epoch=training.steps)
-    return training.epoch(scheduler)
+CPU, CUDA = torch.device('cpu'), torch.device('cuda')
 
 
 @pytest.mark.parametrize('more,message', [
     (['batch_size=100'], r'batch_size=100: needs at most the 24 training images'),
-    (['cutmix=1', 'batch_size=7'], r'batch_size=7: mixup and cutmix mix pairs, so need a multiple of 2'),
+    (['cutmix=1', 'batch_size=7'], r'batch_size=7: mixup and cutmix need a multiple of 2'),
     (['mixup=1', 'hardest_half={0: 4}', 'batch_size=6'], r'batch_size=6: .* multiple of 4'),
     (['model_kwargs={num_classes: 1}'], r'largest label 1: .* has 1 classes'),
     (['model_kwargs={heads: 1}'], r'model=.*heads'),
@@ -55,14 +30,10 @@ def one_epoch(training):
     (['initial_checkpoint=nowhere.safetensors'], r'nowhere.safetensors'),
     (['initial_checkpoint=/etc/passwd'], r"initial_checkpoint='/etc/passwd'"),
     (['stem_whitening=0.5', 'initial_checkpoint={net}'], 'stem_whitening=0.5: needs a net from scratch'),
-    (['stem_whitening=0.5', 'pretrained=true', 'model_kwargs={}'], 'stem_whitening=0.5: .*pretrained is True'),
+    (['stem_whitening=0.5', 'pretrained=true', 'model_kwargs={}'], 'stem_whitening=0.5: .*pretrained=True'),
     (['model=crossvit_9_240', 'stem_whitening=1', 'model_kwargs={}', 'img_sizes={}'], 'stem_whitening=1.0: '),
     (['model=mixer_s32_224', 'model_kwargs={}', 'img_sizes={}', 'img_size=32'], 'img_size=32: .*requires .224, 224'),
     (['crop_padding=32', 'crop_padding_mode=reflect'], 'crop_padding=32: needs less than the 32 pixels'),
-    (['decay_milestones=[a]'], r"decay_milestones=\['a'\]: needs whole numbers"),
-    (['kd_model_name=sa_learned_h16_cifar'], r'has no trained weights yet'),
-    (['kd_maps={0: 1}'], r'kd_maps={0: 1}: layer 1, .* its teacher \(kd_model_name\) has 0'),
-    (['kd_model_name=resnet_tiny_cifar', 'kd_maps={9: 1}'], r'kd_maps={9: 1}: layer 9, .* net has 6'),
     (['img_sizes={5: 18}'], r'img_sizes={5: 18}: .*multiples of 4'),
     (['hardest_half={5: 18}'], r'hardest_half={5: 18}: .*multiples of 4'),
     (['--device', 'abacus'], r"device='abacus': .*abacus"),
@@ -78,24 +49,27 @@ def test_what_does_not_fit_is_refused(tmp_path, refused, more, message):
     assert not (tmp_path / 'run').exists()
 
 
-def test_flips_are_left_for_right_and_margins_as_the_recipe_says(training, monkeypatch):
-    still, seen = training('hflip=1', 'crop_padding=0', 'crop_padding_mode=reflect'), []
-    monkeypatch.setattr(augment, 'padded_crop', lambda x, *more: seen.append(more) or x)
-    x = still.images[:3]
-    torch.testing.assert_close(still.augment(x), still.augment.normalize(x.flip(3)))
-    assert seen == [(0, 'reflect')]
-
-
-def test_erasing_and_interpolation_reach_the_images(training, monkeypatch):
+def test_keys_of_augmentation_reach_the_images(training, monkeypatch):
     seen = []
+    monkeypatch.setattr(augment, 'padded_crop', lambda x, *more: seen.append(more) or x)
     monkeypatch.setattr(augment, 'random_erasing', lambda x, p: seen.append(p) or x)
     monkeypatch.setattr(augment, 'random_resized_crop', lambda x, *more: seen.append(more[2]) or x)
-    each = training('reprob=0.25', 'train_interpolation=bicubic')
-    each.augment(each.images[:2])
-    assert seen == ['bicubic', 0.25]
+    flipped = training('hflip=1', 'crop_padding=0', 'crop_padding_mode=reflect')
+    x = flipped.images[:3]
+    torch.testing.assert_close(flipped.augment(x), flipped.augment.normalize(x.flip(3)))
+    training('reprob=0.25', 'train_interpolation=bicubic').augment(x)
+    assert seen == [(0, 'reflect'), 'bicubic', 0.25]
 
 
-def test_the_average_is_that_of_the_weights(training):
+def test_rates_of_dropout_and_mixing_are_the_recipe_s(training):
+    each = training('drop=0.3', 'drop_path=0.2', 'cutmix=1', 'mixup=0.4', 'mixup_prob=0.7')
+    assert each.model.blocks[0].attn.proj_drop.p == 0.3
+    assert max(m.drop_prob for m in each.model.modules() if isinstance(m, DropPath)) == pytest.approx(0.2)
+    mixup = each.augment.mixup
+    assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.mix_prob) == (0.4, 1., 0.7)
+
+
+def test_the_average_is_that_of_the_weights(training, one_epoch):
     """timm's begins with the first step's."""
     each, states = training(*STILL, 'lr=0.5', 'batch_size=12', 'model_ema=true', 'model_ema_decay=0.75'), []
     each.optimizer.register_step_post_hook(lambda *_: states.append(copy.deepcopy(each.model.state_dict())))
@@ -116,13 +90,6 @@ def test_validation_counts_in_eval_mode(training):
     assert told['eval_loss'] == pytest.approx(float(F.cross_entropy(logits, each.labels)), rel=1e-4)
 
 
-def test_rates_of_dropout_and_mixing_are_the_recipe_s(training):
-    each = training('drop=0.3', 'drop_path=0.2', 'cutmix=1', 'mixup=0.4', 'mixup_prob=0.7')
-    assert each.model.blocks[0].attn.proj_drop.p == 0.3
-    assert max(m.drop_prob for m in each.model.modules() if isinstance(m, DropPath)) == pytest.approx(0.2)
-    assert (each.mixup.mixup_alpha, each.mixup.cutmix_alpha, each.mixup.mix_prob) == (0.4, 1., 0.7)
-
-
 @pytest.mark.slow
 def test_each_image_size_is_a_graph_without_symbolic_shapes(tmp_path, run):
     images = []
@@ -138,33 +105,50 @@ def test_each_image_size_is_a_graph_without_symbolic_shapes(tmp_path, run):
     assert images == [(8, 3, 16, 16), (8, 3, 32, 32)]
 
 
+def test_inductor_without_triton_falls_back(monkeypatch, capsys):
+    """On a GPU: on a CPU it needs none."""
+    assert [compile_backend(wanted, CPU) for wanted in (None, '', 'inductor')] == [None, None, 'inductor']
+    for works, backend in ((True, 'inductor'), (False, None)):
+        monkeypatch.setattr(trainer, 'has_triton', lambda works=works: works)
+        assert compile_backend('inductor', CUDA) == backend and compile_backend('eager', CUDA) == 'eager'
+    assert capsys.readouterr().out.count('without torch.compile: inductor needs Triton') == 1
+
+
 class CpuTimer:
-    """A CPU whose products of matrices take these seconds by dtype."""
+    """A CPU with products of matrices that take these seconds by dtype, and longer when it has other work."""
 
     def __init__(self, **seconds):
         self.seconds = seconds
 
     def __call__(self, statement, globals, num_threads):
-        self.median = self.seconds[str(globals['x'].dtype).removeprefix('torch.')]
+        self.times = [9., self.seconds[str(globals['x'].dtype).removeprefix('torch.')], 9.]
         return self
 
     def blocked_autorange(self, min_run_time):
         return self
 
 
-def test_bfloat16_is_for_processors_that_gain_by_it(tmp_path, capsys, monkeypatch, run, refused, training):
-    more = ['--batches', '1', 'epochs=1', SMALL]
+def test_bfloat16_is_for_devices_that_gain_by_it(tmp_path, capsys, monkeypatch, run, training):
+    """And a run that goes on keeps its precision on any device."""
+    more = ['--batches', '1', 'epochs=2', 'amp=true', SMALL]
+    fast, slow = CpuTimer(float32=2., bfloat16=1.), CpuTimer(float32=1., bfloat16=2.)
+    for first, second, amp in ((slow, fast, False), (fast, slow, True)):
+        output = tmp_path / str(amp)
+        monkeypatch.setattr(trainer, 'Timer', first)
+        assert training('amp=true').amp is amp and not training().amp
+        assert run(output, *more, until=0)['amp'] is amp
+        monkeypatch.setattr(trainer, 'Timer', second)
+        assert run(output, *more)['amp'] is amp
+        assert capsys.readouterr().out.count('trains in float32: this device') == (0 if amp else 2)
+    for native in (True, False):  # a T4 emulates it
+        monkeypatch.setattr(
+            torch.cuda, 'is_bf16_supported', lambda including_emulation, native=native: including_emulation or native)
+        assert gains_by_bfloat16(CUDA) is native
     assert gains_by_bfloat16(torch.device('meta'))
-    monkeypatch.setattr(trainer, 'Timer', CpuTimer(float32=1., bfloat16=2.))
-    assert run(tmp_path, *more)['amp'] is False
-    assert 'trains in float32: this CPU is slower in bfloat16\n' in capsys.readouterr().out
-    monkeypatch.setattr(trainer, 'Timer', CpuTimer(float32=2., bfloat16=1.))
-    assert training('amp=true').amp and not training().amp
-    refused(r"run of another recipe \(\['precision'\] differ\)", tmp_path, *more)
 
 
 @pytest.mark.parametrize('bfloat16', [False, True])
-def test_muon_has_bfloat16_where_the_processor_gains_by_it(bfloat16, monkeypatch, training):
+def test_muon_has_bfloat16_where_the_processor_gains_by_it(bfloat16, monkeypatch, training, one_epoch):
     seen = set()
 
     def newton_schulz(gradient, *_, dtype=torch.bfloat16, **__):
@@ -188,7 +172,7 @@ def test_this_cpu_is_timed():
         assert gains_by_bfloat16(CPU) is (ratio > 1)
 
 
-def test_one_step_is_that_of_torch_s_optimiser(training):
+def test_one_step_is_that_of_torch_s_optimiser(training, one_epoch):
     """Augmentation off, one batch of all images: its order does not matter."""
     training = training(*STILL, 'lr=0.5', 'sched_on_updates=true', 'batch_size=24', 'clip_grad=0.1')
     args = training.args
@@ -211,7 +195,7 @@ def test_one_step_is_that_of_torch_s_optimiser(training):
     torch.testing.assert_close(training.model.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-6)
 
 
-def test_the_hardest_half_is_that_of_the_highest_losses(training):
+def test_the_hardest_half_is_that_of_the_highest_losses(training, one_epoch, monkeypatch):
     """From the epoch on that it begins with, of single images at its size, in the batches that there are anyway."""
     training = training('epochs=2', 'batch_size=9', 'img_sizes={0: 32}', 'hardest_half={1: 16}', SMALL)
     seen = []
@@ -223,7 +207,7 @@ def test_the_hardest_half_is_that_of_the_highest_losses(training):
     training.loss = loss
     one_epoch(training)
     assert [len(x) for x, _, _ in seen] == [9, 9]
-    training.history, training.augment = [{}], lambda x: x / 255
+    monkeypatch.setattr(augment.Augment, '__call__', lambda self, x: x / 255)
     seen.clear()
     state = copy.deepcopy(training.model.state_dict())
     one_epoch(training)
@@ -246,7 +230,7 @@ def test_choosing_the_hardest_half_leaves_statistics_and_mode(training):
     assert all(module.training for module in net.modules())
 
 
-def test_weights_learn_in_bfloat16_from_the_hardest_half(training, monkeypatch):
+def test_weights_learn_in_bfloat16_from_the_hardest_half(training, monkeypatch, one_epoch):
     """Autocast of older torches keeps its copies of weights, and those of a glance have no gradients."""
     monkeypatch.setattr(trainer, 'gains_by_bfloat16', lambda device: True)
     training = training('amp=true', 'epochs=2', 'hardest_half={0: 16}', SMALL)
@@ -256,7 +240,7 @@ def test_weights_learn_in_bfloat16_from_the_hardest_half(training, monkeypatch):
     assert not any(torch.equal(before[n], p) for n, p in training.model.named_parameters() if 'weight' in n)
 
 
-def test_gradients_add_up_over_batches(training):
+def test_gradients_add_up_over_batches(training, one_epoch):
     """No BatchNorm, no augmentation: 24 images at once, or eight and again eight and again eight."""
     at_once = training(*STILL, 'batch_size=24')
     in_parts = training(*STILL, 'grad_accum_steps=3')
@@ -266,7 +250,7 @@ def test_gradients_add_up_over_batches(training):
     torch.testing.assert_close(in_parts.model.state_dict(), at_once.model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-def test_position_encodings_learn_at_their_own_rate(training):
+def test_position_encodings_learn_at_their_own_rate(training, one_epoch):
     plain, scaled = (training(*STILL, 'lr=0.5', 'batch_size=24', f'position_lr_scale={s}') for s in (1, 30))
     starts = [{k: v.clone() for k, v in t.model.state_dict().items()} for t in (plain, scaled)]
     torch.testing.assert_close(*starts, rtol=0, atol=0)
@@ -286,62 +270,19 @@ def test_the_stem_begins_with_whitened_patches_of_the_first_size(training):
     torch.testing.assert_close(out.cov(), 0.25 * torch.eye(8), rtol=0, atol=1e-2)
 
 
-def test_small_images_first_and_validation_at_full_size(training):
+def test_small_images_first_and_validation_at_full_size(training, one_epoch):
     training, seen = training('img_sizes={1: 16, 3: 24}', 'epochs=5'), []
     training.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[-1]))
     for _ in range(4):
         one_epoch(training)
         training.validate((training.images, training.labels))
-        training.history.append({})
     assert seen == [32] * 4 + [16, 16, 16, 32] * 2 + [24, 24, 24, 32]
 
 
 @pytest.mark.parametrize('off,mixed', [(0, [True, True]), (1, [True, False]), (2, [True, True])])
-def test_images_are_mixed_until_an_epoch(off, mixed, training):
+def test_images_are_mixed_until_an_epoch(off, mixed, training, one_epoch):
     """A net that stands still has the loss of the images as they are from then on; 0 is never, as timm has it."""
-    still = [*STILL, 'lr=1e-12']
-    losses = []
-    for more in ([], ['cutmix=1', f'mixup_off_epoch={off}']):
-        each = training(*still, *more)
-        for _ in range(2):
-            losses.append(one_epoch(each))
-            each.history.append({})
-    plain, ours = losses[:2], losses[2:]
+    plain, ours = (
+        [one_epoch(each) for _ in range(2)] for each in (
+            training(*STILL, 'lr=1e-12'), training(*STILL, 'lr=1e-12', 'cutmix=1', f'mixup_off_epoch={off}')))
     assert [abs(a - b) > 1e-5 * a for a, b in zip(plain, ours)] == mixed
-
-
-@pytest.mark.parametrize('weights', [{}, dict(distill_loss_weight=0.7), dict(task_loss_weight=0.3), dict(
-    task_loss_weight=0.2, distill_loss_weight=2.0)])
-def test_distillation_is_that_of_timm_s_train_py(training, weights):
-    training = training(
-        'kd_model_name=resnet_tiny_cifar', 'kd_temperature=3', *(f'{k}={v}' for k, v in weights.items()))
-    x = training.augment(training.images)
-    task = timm.task.LogitDistillationTask(
-        training.model, timm.create_model('resnet_tiny_cifar', pretrained=True),
-        torch.nn.CrossEntropyLoss(label_smoothing=training.args.smoothing), temperature=3., **weights)
-    wanted = task(x, training.labels)['loss']
-    torch.testing.assert_close(training.loss(x, training.labels, None), wanted)
-    seen = []
-    training.teacher.model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    before = {k: v.clone() for k, v in training.teacher.state_dict().items()}
-    training.args.img_sizes = {0: 16}
-    one_epoch(training)
-    assert {x.shape[-1] for x in seen} == {32}  # the same crop at full size, whatever the net sees
-    torch.testing.assert_close(training.teacher.state_dict(), before, rtol=0, atol=0)
-
-
-def test_maps_of_the_teacher_s_stages_are_learned_too(training):
-    teacher = ['kd_model_name=resnet_tiny_cifar', 'img_sizes={0: 24}']
-    plain, training = training(*teacher), training(*teacher, 'kd_maps={1: 3}', 'kd_maps_weight=2.5')
-    x = training.augment(training.images)
-    with torch.no_grad():
-        ours = training.model.forward_intermediates(at_size(x, 24), indices=[1], intermediates_only=True)[0]
-        theirs = training.teacher.model.forward_intermediates(x, indices=[3], intermediates_only=True)[0]
-        theirs = torch.nn.BatchNorm2d(64, affine=False)(F.adaptive_avg_pool2d(theirs, 6))  # 8 x 8, for 6 x 6 patches
-        maps = (training.student.heads[0](ours) - theirs).square().mean()
-    without = plain.loss(x, training.labels, 24)
-    torch.testing.assert_close(training.loss(x, training.labels, 24), without + 2.5 * maps)
-    before = training.student.heads[0].weight.clone()
-    one_epoch(training)
-    assert not torch.equal(training.student.heads[0].weight, before)
-    assert training.checkpoint()['state_dict'].keys() == training.model.state_dict().keys()

@@ -12,7 +12,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from timm_selfconv.data import label_names, open_images, preprocess, sample_pictures, top_classes
-from timm_selfconv.files import PICTURES, write_new
+from timm_selfconv.files import PICTURES, picture_files, write_new
 from timm_selfconv.look.explorer import explorer_page
 from timm_selfconv.look.heads import format_heads, report_heads
 from timm_selfconv.look.theorem import theorem_page
@@ -55,7 +55,7 @@ def find_pictures(words: Sequence[str]) -> List[str]:
         if word == '-':
             paths += filter(None, sys.stdin.read().splitlines())
         elif Path(word).is_dir():
-            paths += [str(file) for file in sorted(Path(word).rglob('*')) if file.suffix.lower() in PICTURES]
+            paths += map(str, picture_files(word))
         else:
             found = [] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
             if not found and not Path(word).is_file():

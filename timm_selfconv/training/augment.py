@@ -1,4 +1,4 @@
-"""Augmentation of a batch on its device: what timm's loader does to single images in processes of its own."""
+"""Augmentation of a batch on its device. timm's loader does the same to single images in processes of its own."""
 import argparse
 import math
 from typing import Dict, Optional, Sequence, Tuple
@@ -6,6 +6,7 @@ from typing import Dict, Optional, Sequence, Tuple
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from timm.data import Mixup
 from torchvision.transforms.v2.functional import pad
 
 from timm_selfconv.data import data_config
@@ -26,10 +27,7 @@ def at_size(x: torch.Tensor, size: Optional[int]) -> torch.Tensor:
 
 
 def padded_crop(x: torch.Tensor, padding: int, mode: str = 'constant') -> torch.Tensor:
-    """Pad images, shape (B, C, H, W), and crop each at a random place to its old size.
-
-    The margin is black, ``mode='constant'``, or mirrors the image, ``mode='reflect'``.
-    """
+    """Pad images, shape (B, C, H, W), with black pixels or, 'reflect', mirrored ones, and crop each to its old size."""
     batch, channels, height, width = x.shape
     x = pad(x, padding, padding_mode=mode)
     top, left = torch.randint(2 * padding + 1, (2, batch, 1), device=x.device)
@@ -43,8 +41,8 @@ def random_windows(
         x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], margin: int = 0) -> Tuple[torch.Tensor, ...]:
     """Draw a window of each image, shape (B, C, H, W), as timm's augmentations: the first of ten that fits.
 
-    Scale is the smallest and largest part of the image's area, ratio of width to height; a window that fits is smaller
-    than the image by ``margin`` pixels. Returns top, left, height and width in pixels and whether one fits, shape (B,).
+    Scale is the smallest and largest part of the image's area, ratio that of width to height, margin the pixels that a
+    window is smaller than the image. Returns top, left, height and width in pixels and whether one fits, shape (B,).
     """
     batch, _, height, width = x.shape
     draws = torch.rand(2, 10, batch, device=x.device)
@@ -83,12 +81,20 @@ def random_erasing(x: torch.Tensor, probability: float) -> torch.Tensor:
 
 
 class Augment:
-    """From uint8 images, shape (B, C, H, W), to what the net sees, on their device."""
+    """Turns uint8 images, shape (B, C, H, W), into a net's input, on their device."""
 
     def __init__(self, args: argparse.Namespace, model: nn.Module, device: torch.device):
         config = data_config(model)
         self.args = args
         self.mean, self.std = (torch.tensor(config[k], device=device).view(1, -1, 1, 1) for k in ('mean', 'std'))
+        self.mixup: Optional[Mixup] = None
+        if args.mixup or args.cutmix:
+            pairs = 4 if args.hardest_half else 2
+            if args.batch_size % pairs:
+                raise ValueError(f'batch_size={args.batch_size}: mixup and cutmix need a multiple of {pairs}')
+            self.mixup = Mixup(
+                args.mixup, args.cutmix, prob=args.mixup_prob, label_smoothing=args.smoothing,
+                num_classes=model.num_classes)
 
     def normalize(self, x: torch.Tensor) -> torch.Tensor:
         return (x / 255 - self.mean) / self.std
@@ -102,3 +108,10 @@ class Augment:
         flip = torch.rand(len(x), 1, 1, 1, device=x.device) < self.args.hflip
         x = self.normalize(torch.where(flip, x.flip(3), x))
         return random_erasing(x, self.args.reprob) if self.args.reprob else x
+
+    def mix(self, x: torch.Tensor, target: torch.Tensor, epoch: int) -> Tuple[torch.Tensor, torch.Tensor, float]:
+        """Mix images before ``mixup_off_epoch``; returns images, labels, and the smoothing of labels left to do."""
+        if self.mixup is None:
+            return x, target, self.args.smoothing
+        self.mixup.mixup_enabled = not 0 < self.args.mixup_off_epoch <= epoch
+        return *self.mixup(x, target), 0.  # it smooths labels itself

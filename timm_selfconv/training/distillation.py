@@ -1,20 +1,20 @@
-"""Distillation losses: a teacher's softened probabilities, and the feature maps of its stages."""
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+"""Distillation: a net learns from a teacher's probabilities and from the feature maps of its stages (keys ``kd_*``).
+
+:mod:`timm_selfconv.training.runs` takes this trainer instead of the plain one; nothing else knows of it.
+"""
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from timm.task import DistillationTeacher
 
-__all__ = ['Student', 'distillation_loss', 'logits_and_maps', 'map_loss']
+from timm_selfconv.files import as_value_error
+from .augment import at_size
+from .net import create_optimizer
+from .trainer import Training
 
-
-def distillation_loss(logits: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Divergence of a net's softened probabilities from its teacher's (Hinton, Vinyals, Dean, 2015), as timm's tasks.
-
-    Logits of both, shape (B, classes), are divided by the temperature; the loss is multiplied by its square.
-    """
-    ours, theirs = ((x.float() / temperature).log_softmax(-1) for x in (logits, wanted))
-    return temperature ** 2 * F.kl_div(ours, theirs, reduction='batchmean', log_target=True)
+__all__ = ['Distillation', 'Student', 'logits_and_maps', 'map_loss']
 
 
 def map_loss(maps: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -41,39 +41,65 @@ def logits_and_maps(net: Any, x: torch.Tensor, layers: List[int]) -> Tuple[torch
 
 
 class Student(nn.Module):
-    """A net and the linear layers that turn its maps into its teacher's; they are dropped when it has learned."""
+    """A net and the linear layers that turn maps of its layers into its teacher's stages (pairs, both from 0)."""
 
     def __init__(self, net: nn.Module, teacher: Optional[nn.Module], pairs: Dict[int, int]):
-        """
-        Args:
-            net: One of timm's that gives intermediate maps, if there are pairs.
-            teacher: Another, or none.
-            pairs: Stages of the teacher by the layers of the net that learn them, both from 0.
-
-        Raises:
-            ValueError: If one of them has no such layer, or there are pairs and no teacher.
-        """
         super().__init__()
-        self.net = net
-        self.layers, self.stages = list(pairs.keys()), list(pairs.values())
-        ours, theirs = (self.channels(*x) for x in (
-            ('the net', net, self.layers), ('its teacher (kd_model_name)', teacher, self.stages)))
-        self.heads = nn.ModuleList([nn.Conv2d(c, wanted, 1) for c, wanted in zip(ours, theirs)])
-
-    @staticmethod
-    def channels(role: str, net: Optional[nn.Module], layers: List[int]) -> List[int]:
-        """Number of channels of a net's maps at some of its layers; ``role`` names the net in the error."""
-        infos = list(getattr(net, 'feature_info', ()))
-        missing = [layer for layer in layers if layer >= len(infos)]
-        if missing:
-            raise ValueError(f'layer {missing[0]}, counted from 0: {role} has {len(infos)}')
-        return [infos[layer]['num_chs'] for layer in layers]
+        self.net, self.layers, self.stages = net, list(pairs.keys()), list(pairs.values())
+        channels = []
+        for role, each, layers in (
+                ('the net', net, self.layers), ('its teacher (kd_model_name)', teacher, self.stages)):
+            infos = list(getattr(each, 'feature_info', ()))
+            if layers and max(layers) >= len(infos):
+                raise ValueError(f'layer {max(layers)}, counted from 0: {role} has {len(infos)}')
+            channels.append([infos[layer]['num_chs'] for layer in layers])
+        self.heads = nn.ModuleList([nn.Conv2d(ours, theirs, 1) for ours, theirs in zip(*channels)])
 
     def no_weight_decay(self) -> Set[str]:
         """Parameters of the net that timm's optimisers don't decay."""
         return {f'net.{name}' for name in getattr(self.net, 'no_weight_decay', set)()}
 
-    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        """Logits of images x, shape (B, C, H, W), and the teacher's maps as predicted from the net's."""
+    def forward(self, x: torch.Tensor) -> Union[torch.Tensor, Tuple[torch.Tensor, List[torch.Tensor]]]:
+        """Logits of images x, shape (B, C, H, W); with gradients also the teacher's maps as predicted by the net."""
+        if not torch.is_grad_enabled():
+            return self.net(x)
         logits, maps = logits_and_maps(self.net, x, self.layers)
         return logits, [head(m) for head, m in zip(self.heads, maps)]
+
+
+class Distillation(Training):
+    """A trainer of a net that has a teacher."""
+
+    def __init__(self, args: Any, *more: Any):
+        super().__init__(args, *more)
+        self.teacher: Any = None
+        if args.kd_model_name is not None:
+            with as_value_error(f'kd_model_name={args.kd_model_name!r}'):
+                self.teacher = DistillationTeacher(
+                    args.kd_model_name, self.model.num_classes, self.model.in_chans, device=self.images.device)
+            if self.backend:
+                self.teacher.compile(self.backend)
+        with as_value_error(f'kd_maps={args.kd_maps}'):
+            self.student = Student(self.model, self.teacher and self.teacher.model, args.kd_maps).to(self.images.device)
+        self.forward, self.optimizer = self.compiled(self.student), create_optimizer(args, self.student)
+
+    def loss(self, x: torch.Tensor, target: torch.Tensor, size: Optional[int]) -> torch.Tensor:
+        args, teacher = self.args, self.teacher
+        x, target, smoothing = self.augment.mix(x, target, len(self.history))
+        logits, maps = self.forward(at_size(x, size))
+        with torch.no_grad():  # the teacher sees the same images at full size
+            x = teacher.normalize_input(at_size(x, None), self.augment.mean, self.augment.std)
+            wanted, hints = logits_and_maps(teacher.model, x, self.student.stages)
+        ours, theirs = ((each.float() / args.kd_temperature).log_softmax(-1) for each in (logits, wanted))
+        divergence = args.kd_temperature ** 2 * F.kl_div(ours, theirs, reduction='batchmean', log_target=True)
+        task, distill = args.task_loss_weight, args.distill_loss_weight  # None: as timm's tasks
+        task, distill = (1. if task is None else task), (1. - (task or 0.) if distill is None else distill)
+        loss = task * F.cross_entropy(logits, target, label_smoothing=smoothing) + distill * divergence
+        return loss + args.kd_maps_weight * map_loss(maps, hints) if maps else loss
+
+    def load(self, checkpoint: Dict[str, Any]) -> None:
+        super().load(checkpoint)
+        self.student.heads.load_state_dict(checkpoint.get('kd_heads', {}))
+
+    def checkpoint(self) -> Dict[str, Any]:
+        return dict(super().checkpoint(), kd_heads=self.student.heads.state_dict())

@@ -1,25 +1,34 @@
-"""The net that a recipe trains, for the classes of its data."""
+"""The net of a recipe, for the classes of its data: creation, whitening of its stem, and timm's optimiser for it."""
 import argparse
-from typing import Any
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Dict, Iterable, Iterator, List, Set
 
 import timm
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from timm.data.model_config import resolve_input_data_config
 from timm.layers import to_2tuple
 from timm.models._input import get_model_input_config
+from timm.optim import create_optimizer_v2, muon, optimizer_kwargs, param_groups_weight_decay
 from timm.utils import random_seed
 
 from timm_selfconv.data import label_names, label_numbers, match_classes
-from .recipes import as_value_error
+from timm_selfconv.files import as_value_error
+from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d
 
-__all__ = ['create_net']
+__all__ = ['create_net', 'create_optimizer', 'muon_in_float32', 'scaled_groups', 'whiten_stem']
+
+FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
 
 def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
     """The net of a recipe, for the classes of datasets, whose labels become the numbers that it gives them.
 
     Args:
-        args: The recipe. Where it has a number of classes that are not the net's own, the classifier is a new one.
-        *datasets: To train on first.
+        args: The recipe. The classifier is a new one if its number of classes is not the net's own.
+        *datasets: The training images first.
 
     Raises:
         ValueError: If there is no such net, or it lacks classes of the datasets.
@@ -51,3 +60,87 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
         if numbers is not None:
             dataset.target_transform = numbers.__getitem__
     return model
+
+
+@torch.no_grad()
+def whiten_stem(conv: nn.Conv2d, images: torch.Tensor, scale: float, eps: float = 5e-4) -> None:
+    """Initialise a first convolution as the whitening transform of the patches of images, shape (B, C, H, W).
+
+    Its output is centred and has equal variance along all principal components of the patches, but for ``eps``, which
+    is added to their variances. A random semi-orthogonal matrix spreads the components over the output channels, so
+    that each has a standard deviation of ``scale`` on average (Jordan, arXiv:2404.00498; there each component fills two
+    channels, one with its sign turned). A ValueError refuses a grouped convolution.
+    """
+    if conv.groups != 1:
+        raise ValueError(f'groups={conv.groups}: whitening needs a convolution that is not grouped')
+    padding: Any = conv.padding
+    patches = F.unfold(images.double(), conv.kernel_size, conv.dilation, padding, conv.stride)
+    patches = patches.transpose(0, 1).flatten(1)  # a row per input of the kernel, a column per patch
+    variances, components = torch.linalg.eigh(patches.cov())
+    whitening = components.T / (variances.clamp(min=0.) + eps).sqrt()[:, None]
+    spread = nn.init.orthogonal_(torch.empty(conv.out_channels, len(whitening))).to(whitening)
+    weight = scale * max(1., conv.out_channels / len(whitening)) ** 0.5 * spread @ whitening
+    conv.weight.copy_(weight.view_as(conv.weight))
+    if conv.bias is not None:
+        conv.bias.copy_(-weight @ patches.mean(1))
+
+
+def scaled_groups(
+        model: nn.Module, weight_decay: float, position_scale: float = 1., query_key_scale: float = 1.,
+) -> List[Dict[str, Any]]:
+    """timm's parameter groups with learning rates of their own for positions and for content.
+
+    Positions are a few hundred numbers among millions. A query's bias belongs to them where queries are scored against
+    an encoding: it says the same of an offset for all pixels, the position term of equation (8) over sqrt(D).
+
+    Args:
+        model: The net.
+        weight_decay: Weight decay of all but biases, norms and the names in the net's ``no_weight_decay``.
+        position_scale: Learning rate of centres and spreads, or of learned tables, their keys and the queries' biases,
+            as a multiple of the others'; timm's schedulers honour it.
+        query_key_scale: The same of the weights by which SelfAttention2d makes queries and keys of pixels.
+    """
+    scales: Dict[int, float] = {}
+    for m in model.modules():
+        positions: Iterable[Any] = ()
+        if isinstance(m, (LearnedEncoding, QuadraticEncoding)):
+            positions = m.parameters()
+        elif isinstance(m, ConvAttention):
+            positions = m.centers, m.spreads
+        elif isinstance(m, SelfAttention2d):
+            scales |= {id(linear.weight): query_key_scale for linear in (m.query, m.key) if linear is not None}
+            if m.query is not None and getattr(m.encoding, 'content_position', False):
+                positions = [m.query.bias]
+        scales |= {id(parameter): position_scale for parameter in positions}
+    exempt: Set[str] = getattr(model, 'no_weight_decay', set)()
+    groups = []
+    for group in param_groups_weight_decay(model, weight_decay, no_weight_decay_list=exempt):
+        own = [scales.get(id(p), 1.) for p in group['params']]
+        for scale in dict.fromkeys(own):
+            parameters = [p for p, wanted in zip(group['params'], own) if wanted == scale]
+            groups.append({**group, 'params': parameters, 'lr_scale': scale})
+    return groups
+
+
+def create_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
+    """timm's optimiser of a recipe; a ValueError if there is none or it needs second derivatives."""
+    groups = partial(
+        scaled_groups, weight_decay=args.weight_decay, position_scale=args.position_lr_scale,
+        query_key_scale=args.query_key_lr_scale)
+    fused: Dict[str, Any] = dict(fused=True) if args.opt in FUSED else {}
+    with as_value_error(f'opt={args.opt!r}'):
+        optimizer = create_optimizer_v2(model, **optimizer_kwargs(args), param_group_fn=groups, **fused)
+    if getattr(optimizer, 'is_second_order', False):
+        raise ValueError(f'opt={args.opt!r}: needs second derivatives, which timm_selfconv.train does not take')
+    return optimizer
+
+
+@contextmanager
+def muon_in_float32() -> Iterator[None]:
+    """A context in which timm's Muon orthogonalises updates in float32; it has no switch for its bfloat16."""
+    half: Any = muon.zeropower_via_newtonschulz
+    try:
+        muon.zeropower_via_newtonschulz = partial(half, dtype=torch.float32)
+        yield
+    finally:
+        muon.zeropower_via_newtonschulz = half

@@ -1,32 +1,27 @@
-"""Recipes: where they lie, in ``recipes`` beside the package in a checkout, in it where it is installed; what they say.
+"""Recipes: the table of their keys, where they lie, and how one is read. timm's train.py reads the same files.
 
-timm's train.py reads them itself. The table of keys here is what :mod:`timm_selfconv.train` makes of them.
+They lie in ``recipes`` beside the package in a checkout, and in the package where it is installed.
 """
 import argparse
-import math
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import difflib
+import reprlib
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import yaml
 
-__all__ = ['DEFAULTS', 'KEYS', 'RECIPES', 'Key', 'as_value_error', 'find_recipe', 'read_recipe']
+from timm_selfconv.files import as_value_error
+
+__all__ = ['DEFAULTS', 'KEYS', 'RECIPES', 'Key', 'find_recipe', 'read_recipe']
 
 PACKAGE = Path(__file__).resolve().parent.parent
 RECIPES = (PACKAGE if (PACKAGE / 'recipes').is_dir() else PACKAGE.parent) / 'recipes'
+LARGEST = 10 ** 6  # of all numbers but seeds
 
 
-@dataclass(frozen=True)
-class Key:
-    """A key of a recipe.
-
-    Attributes:
-        default: train.py's default, None for nothing.
-        kind: Type of the value.
-        needs: Accepted values, in words.
-        accepts: Returns True for a value of this type that a recipe may have.
-    """
+class Key(NamedTuple):
+    """A key of a recipe: train.py's default (None for nothing), type, and accepted values in words and as a test."""
     default: Any
     kind: type
     needs: str
@@ -44,36 +39,25 @@ def flag() -> Key:
 
 
 def number(
-        default: Optional[float],
-        low: float = 0.,
-        high: float = math.inf,
-        above: bool = False,
-        kind: type = float,
+        default: Optional[float], low: float = 0, high: float = LARGEST, above: bool = False, kind: type = float,
 ) -> Key:
-    def accepts(value: float) -> bool:
-        return low <= value <= high and math.isfinite(value) and not (above and value == low)
-
-    limit = f"{'above' if above else 'of at least'} {low:g}" + (f' and at most {high:g}' if high < math.inf else '')
-    return Key(default, kind, f"a {'whole ' if kind is int else ''}number {limit}", accepts)
+    needs = f"a {'whole ' if kind is int else ''}number {'above' if above else 'of at least'} {low} and at most {high}"
+    return Key(default, kind, needs, lambda value: low <= value <= high and not (above and value == low))
 
 
-def whole(default: Optional[int], above: bool = False) -> Key:
-    return number(default, above=above, kind=int)
+def whole(default: Optional[int], above: bool = False, high: int = LARGEST) -> Key:
+    return number(default, high=high, above=above, kind=int)
 
 
-def interval(low: float, high: float, largest: float = math.inf) -> Key:
-    def accepts(ends: List[Any]) -> bool:
-        return (len(ends) == 2 and all(type(end) in (int, float) for end in ends)
-                and 0 < ends[0] <= ends[1] <= largest and math.isfinite(ends[1]))
-
-    limit = f' and at most {largest:g}' if largest < math.inf else ''
-    return Key([low, high], list, f'2 rising numbers above 0{limit}', accepts)
+def interval(low: float, high: float, largest: float = LARGEST) -> Key:
+    return Key([low, high], list, f'2 rising numbers above 0 and at most {largest}', lambda ends: (
+        len(ends) == 2 and all(type(end) in (int, float) for end in ends) and 0 < ends[0] <= ends[1] <= largest))
 
 
 def integers(low: int, needs: str) -> Key:
     """A dictionary of integers, keys from 0 and values from ``low`` on."""
     return Key({}, dict, needs, lambda value: all(
-        type(k) is int and k >= 0 and type(v) is int and v >= low for k, v in value.items()))
+        type(k) is type(v) is int and 0 <= k <= LARGEST and low <= v <= LARGEST for k, v in value.items()))
 
 
 def sizes() -> Key:
@@ -86,7 +70,7 @@ KEYS: Dict[str, Key] = dict(
     dataset=text(''), input_key=text('img'), target_key=text('label'), train_split=text('train'),
     val_split=text('validation'), device_modules=Key([], list, 'a list'),
     epochs=whole(300, above=True), batch_size=whole(128, above=True), grad_accum_steps=whole(1, above=True),
-    seed=whole(42),
+    seed=whole(42, high=2 ** 31 - 1),
     opt=text('sgd'), opt_eps=number(None, above=True), opt_betas=Key(None, list, 'a list'), momentum=number(0.9, 0, 1),
     lr=number(None, above=True), position_lr_scale=number(1., above=True), query_key_lr_scale=number(1., above=True),
     weight_decay=number(2e-5), clip_grad=number(None, above=True),
@@ -97,13 +81,15 @@ KEYS: Dict[str, Key] = dict(
     amp=flag(), amp_dtype=text('float16'), torchcompile=text(), grad_checkpointing=flag(),
     model_ema=flag(), model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=flag(),
     val_interval=whole(1, above=True), checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
+    log_wandb=flag(), wandb_project=text(),
     img_sizes=sizes(), hardest_half=sizes(), crop_padding=whole(None),
     crop_padding_mode=text('constant', 'constant', 'reflect'),
-    scale=interval(0.08, 1., largest=1.), ratio=interval(3 / 4, 4 / 3),
+    scale=interval(0.08, 1., largest=1), ratio=interval(3 / 4, 4 / 3),
     train_interpolation=text('bilinear', 'bilinear', 'bicubic'), hflip=number(0.5, 0, 1),
     color_jitter=number(0.4), reprob=number(0., 0, 1), mixup=number(0.), cutmix=number(0.),
     mixup_prob=number(1., 0, 1), mixup_off_epoch=whole(0), smoothing=number(0.1, 0, 1), drop=number(0., 0, 1),
     drop_path=number(None, 0, 1),
+    # of distillation.py
     kd_model_name=text(), kd_distill_type=text('logit', 'logit'), kd_temperature=number(4., above=True),
     kd_maps=integers(0, "a teacher's stage by the layer that learns it, both from 0"),
     kd_maps_weight=number(10.), distill_loss_weight=number(None), task_loss_weight=number(None),
@@ -111,25 +97,8 @@ KEYS: Dict[str, Key] = dict(
 DEFAULTS = {name: key.default for name, key in KEYS.items()}
 
 
-@contextmanager
-def as_value_error(what: str) -> Iterator[None]:
-    """Raise whatever a recipe's values cause in this context as a ValueError of one line."""
-    try:
-        yield
-    except Exception as e:  # a broken checkpoint raises anything, as a module that is imported by name does
-        message = ' '.join(str(e).split()) or type(e).__name__
-        raise ValueError(message if message.startswith(f'{what}: ') else f'{what}: {message}') from e
-
-
 def find_recipe(name: str) -> Path:
-    """The file of a recipe.
-
-    Args:
-        name: Its name, without ``.yaml``.
-
-    Raises:
-        ValueError: If there is none of that name.
-    """
+    """The file of a recipe of the package, by its name without ``.yaml``; a ValueError if there is none."""
     files = {file.stem: file for file in RECIPES.glob('*.yaml')}
     if name not in files:
         raise ValueError(f"recipe={name!r}: there is none; the package has {', '.join(sorted(files))}")
@@ -140,35 +109,36 @@ def checked(name: str, value: Any) -> Any:
     """A value of a recipe if its key accepts it; numbers may be what YAML takes for words, such as 1e-3."""
     key = KEYS[name]
     if key.kind is float and type(value) in (int, str):
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             value = float(value)
     if type(value) is not key.kind or not key.accepts(value):
-        raise ValueError(f'{name}={value!r}: needs {key.needs}')
+        raise ValueError(f'{name}={reprlib.repr(value)}: needs {key.needs}')
     return value
 
 
 def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
-    """A recipe with KEY=VALUE replacements, complete, as timm's factories take it.
+    """Read a recipe, a file or a name of the package's, with KEY=VALUE replacements; every key has a value then.
 
     Raises:
-        ValueError: If there is no such recipe, or it asks for what our trainer does not do.
+        ValueError: If there is no such recipe, or it asks for something that our trainer does not do.
     """
     file = Path(path) if Path(path).is_file() else find_recipe(path)
-    try:
+    with as_value_error(f'recipe={path!r}: needs YAML'):
         recipe = yaml.safe_load(file.read_text())
-        if not isinstance(recipe, dict):
-            raise ValueError(f'recipe={path!r}: needs a line KEY: VALUE for each key')
-        for override in overrides:
-            name, equals, value = override.partition('=')
-            if not equals:
-                raise ValueError(f'override={override!r}: needs KEY=VALUE')
+    if not isinstance(recipe, dict):
+        raise ValueError(f'recipe={path!r}: needs a line KEY: VALUE for each key')
+    for override in overrides:
+        name, equals, value = override.partition('=')
+        if not equals:
+            raise ValueError(f'override={override!r}: needs KEY=VALUE')
+        with as_value_error(f'override={reprlib.repr(override)}: needs YAML'):
             recipe[name] = yaml.safe_load(value)
-    except yaml.YAMLError as e:
-        raise ValueError(f"recipe={path!r}, overrides={overrides}: needs YAML ({' '.join(str(e).split())})") from e
     recipe = {name: value for name, value in recipe.items() if value is not None}
-    unknown = sorted(map(str, set(recipe) - set(KEYS)))
+    unknown: List[str] = sorted(map(str, recipe.keys() - KEYS.keys()))
     if unknown:
-        raise ValueError(f'recipe={path!r}: timm_selfconv.train does not do {unknown}; {unknown[0]}=null leaves it out')
+        near = [f'did you mean {word}? ' for word in difflib.get_close_matches(unknown[0], KEYS, 1)]
+        raise ValueError(f"recipe={path!r}: timm_selfconv.train does not do {unknown}; {''.join(near)}"
+                         f'{unknown[0]}=null leaves it out')
     args = argparse.Namespace(**{**DEFAULTS, **{name: checked(name, value) for name, value in recipe.items()}})
     for name in ('model', 'lr'):
         if getattr(args, name) is None:

@@ -1,4 +1,4 @@
-"""A run from beginning to end, and what it leaves: the command that exports it, or a folder that timm loads."""
+"""A run from beginning to end, and its result: the command that exports it, or a folder that timm loads."""
 import argparse
 import copy
 import importlib
@@ -13,45 +13,43 @@ import torch
 from filelock import FileLock, Timeout
 
 from timm_selfconv.data import class_names, data_name, load_images
-from timm_selfconv.files import check_new, replace_file
+from timm_selfconv.files import as_value_error, replace_file
 from timm_selfconv.weights import card_facts, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
 from timm_selfconv.weights.saving import card_text, write_net
+from .distillation import Distillation
 from .net import create_net
-from .recipes import as_value_error
+from .output import LAST, check_output
 from .trainer import Training
 
 __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
 
 
 def has_folder(args: argparse.Namespace) -> bool:
-    """Return True for recipes with classes, an image size or arguments of their own, whose net becomes a folder.
+    """Return True for recipes with classes, an image size or arguments of their own, so that the net becomes a folder.
 
-    No name of the zoo's stands for it, unless the arguments are dropout rates, which weights don't depend on.
+    No net of the zoo is the same, unless the arguments are dropout rates, which weights don't depend on.
     """
     own = [key for key in args.model_kwargs if not key.endswith('_rate')]
     return args.num_classes is not None or args.img_size is not None or bool(own)
 
 
 def train(
-        args: argparse.Namespace,
-        datasets: Sequence[Any],
-        device: torch.device,
-        output: Path,
+        args: argparse.Namespace, datasets: Sequence[Any], device: torch.device, output: Path,
         batches: Optional[int] = None,
 ) -> Training:
-    """Train the net of a recipe in a folder, from where the run that it holds stopped.
+    """Train the net of a recipe in a folder, from where the run in it stopped.
 
     Args:
         args: The recipe.
         datasets: To train and to validate on, see :func:`timm_selfconv.data.open_dataset`.
-        device: Where.
+        device: Device to train on.
         output: The folder.
         batches: Batches an epoch; all whole ones if None.
 
     Raises:
         ValueError: If recipe, data and folder don't fit each other, or another training runs in the folder.
-        FileExistsError: If the folder has files that are no run's, and the net would be put among them.
+        FileExistsError: If the folder has files but no checkpoint.
         FloatingPointError: At the first loss that is not finite.
     """
     for module in args.device_modules:
@@ -60,16 +58,13 @@ def train(
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True  # as train.py has it
         args.torchcompile = 'inductor' if args.torchcompile is None else args.torchcompile
-    others = {path.name for path in output.glob('[!.]*')}  # than what a run leaves that is killed in its first epoch
-    if has_folder(args) and others and 'last.pth.tar' not in others:
-        check_new(output)
+    check_output(output)
     net = create_net(args, *datasets)
     images, validation = (load_images(dataset, net, device) for dataset in datasets)
-    training = Training(args, net, images, batches)
+    training = (Distillation if args.kd_model_name or args.kd_maps else Training)(args, net, images, batches)
     output.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(output / '.lock', timeout=0):  # the system's: a kill frees it
-            training.resume(output)
             training.run(validation, output)
     except Timeout as e:
         raise ValueError(f'output={str(output)!r}: another training runs there') from e
@@ -79,9 +74,8 @@ def train(
 
 
 def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dict[str, Any]:
-    """Return the rows of a run's model card; None for what does not apply."""
-    args, device = training.args, training.images.device
-    threads, epochs, batches = torch.get_num_threads(), len(training.history), training.batches
+    """Return the rows of a run's model card; None for rows that do not apply."""
+    args, device, batches, epochs = training.args, training.images.device, training.batches, len(training.history)
     whole = training.share == 1
     origin = args.initial_checkpoint or (args.model.removesuffix('.cifar10') if args.pretrained else '')
     taught = dict.fromkeys([*teachers(origin), *filter(None, [args.kd_model_name])])
@@ -99,7 +93,8 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
         'seed': args.seed,
         'precision': f"trained {'under bfloat16 autocast' if training.amp else 'in float32'}, "
                      f"stored as {'float32' if has_folder(args) else 'float16'}",
-        'hardware': torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {threads} thread(s)',
+        'hardware': torch.cuda.get_device_name(device) if device.type == 'cuda'
+                    else f'CPU, {torch.get_num_threads()} thread(s)',
         'time': f'{training.seconds / 60:.0f} minutes',
         'data': f'{data_name(data)}, split {args.train_split}',
     }
@@ -109,24 +104,15 @@ def export_command(training: Training, options: argparse.Namespace, data: str) -
     """The command that makes a weight file and its model card of a run."""
     facts = run_facts(training, options.recipe, options.overrides, data)
     return shlex.join([
-        'timm-selfconv', 'export', training.args.model, '--checkpoint', str(options.output / 'last.pth.tar'),
-        '--data', data, '--output', str(options.output / 'weights'),
+        'timm-selfconv', 'export', training.args.model, '--checkpoint', str(options.output / LAST), '--data', data,
+        '--output', str(options.output / 'weights'),
         *(word for key, value in facts.items() if value not in (None, '') for word in ('--fact', f'{key}={value}'))])
 
 
 def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
-    """Put the net of a run into its folder as timm's ``local-dir:`` nets are, with a model card.
+    """Put the net of a run into its folder as timm's ``local-dir:`` nets are, with a card of these facts and accuracy.
 
-    Args:
-        training: The run, ended.
-        folder: Its folder.
-        facts: The rows of the card, see :func:`run_facts`; the accuracy of the last validation follows them.
-
-    Returns:
-        The net's name for timm.
-
-    Raises:
-        OSError: If it can't be written whole.
+    Returns the net's name for timm.
     """
     name = folder.resolve().name
     net: Any = copy.deepcopy(training.result).to(memory_format=torch.contiguous_format).cpu()

@@ -1,11 +1,13 @@
 """Runs that are killed, damaged, or of something else: what goes on, and what is refused."""
 import io
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,13 +50,34 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run)
         torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
 
 
-def test_a_net_that_learns_maps_goes_on_with_its_linear_layers(tmp_path, run):
-    more = ['epochs=2', 'opt=muon', 'kd_model_name=resnet_tiny_cifar', 'kd_maps={0: 2, 1: 4}', SMALL]
-    run(tmp_path / 'killed', *more, until=0)
-    killed, whole = (run(tmp_path / output, *more) for output in ('killed', 'whole'))
-    for key in ('state_dict', 'kd_heads'):
-        torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
-    torch.testing.assert_close(killed['optimizer']['state'], whole['optimizer']['state'], rtol=0, atol=0)
+def test_other_files_are_not_overwritten(tmp_path, run, refused):
+    """A folder that has files but no checkpoint is not a run's, except for hidden ones, which a run begins with."""
+    for name in ('summary.csv', 'history.json', 'notes.txt', 'folder'):
+        output = tmp_path / name / 'run'
+        output.mkdir(parents=True)
+        (output / name).mkdir() if name == 'folder' else (output / name).write_text('mine')
+        refused(f'{name}/run exists: remove it or choose another name', output, *brief(1))
+        assert [path.name for path in output.iterdir()] == [name]
+    (tmp_path / 'new').mkdir()
+    (tmp_path / 'new' / '.lock').write_text('')
+    assert run(tmp_path / 'new', *brief(1))['epoch'] == 0
+
+
+def test_loggers_get_the_numbers_of_each_epoch_once(tmp_path, run, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'wandb', None)
+    refused('log_wandb=True: ', tmp_path / 'none', *brief(1), 'log_wandb=true')
+    told = []
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(
+        init=lambda project, name, config: told.append((project, name, config['epochs'])),
+        log=lambda row: told.append((row['epoch'], *sorted(row.keys() - {'epoch'})))))
+    run(tmp_path / 'run', *brief(2), until=0)
+    run(tmp_path / 'run', *brief(2), 'log_wandb=true', 'wandb_project=p')  # which does not make it another run
+    assert told == [('p', 'run', 2), (1, 'eval_loss', 'eval_top1', 'eval_top5', 'lr', 'train_loss')]
+    events = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
+    log = events.EventAccumulator(str(tmp_path / 'run' / 'tensorboard')).Reload()
+    history = json.loads((tmp_path / 'run' / 'history.json').read_text())['rows'][1:]
+    assert [(e.step, e.value) for e in log.Scalars('train_loss')] == [
+        (i, pytest.approx(row['train_loss'])) for i, row in enumerate(history)]
 
 
 def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, run, refused):
@@ -70,7 +93,7 @@ def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, 
 def test_a_run_from_before_new_keys_goes_on(tmp_path, run):
     checkpoint = run(tmp_path, *brief(3), until=0)
     for entries, key in (
-            (checkpoint, 'data'), (checkpoint, 'kd_heads'),
+            (checkpoint, 'data'), (checkpoint['args'], 'log_wandb'),
             (checkpoint['args'], 'kd_temperature'), (checkpoint['args'], 'grad_accum_steps')):
         del entries[key]
     torch.save(checkpoint, tmp_path / 'last.pth.tar')
