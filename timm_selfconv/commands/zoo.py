@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from argparse import REMAINDER, ArgumentTypeError, Namespace
 from pathlib import Path
-from typing import Tuple
+from typing import Any, Dict, List, Tuple
 
 import timm
 import torch
@@ -24,7 +24,7 @@ from timm_selfconv.measure.evaluation import evaluate, find_device, is_cifar10_t
 from timm_selfconv.training.recipes import RECIPES, find_recipe
 from timm_selfconv.weights import card_path, checksums, publishing, saving, tagged_name, weights_path
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
-from ._shared import DEVICE, FUSE, JSON, NET, argument, command, create_model, existing_file, model_name, natural, \
+from ._shared import DEVICE, JSON, NET, argument, command, create_model, existing_file, model_name, natural, \
     output, show
 
 GROUP = 'maintain the zoo'
@@ -55,17 +55,14 @@ def list_(args: Namespace) -> None:
 
 
 @command(
-    GROUP, *NET, FUSE, argument('--img-size', type=natural, nargs='+', help="sides of the images (default: the net's)"),
+    GROUP, *NET, argument('--img-size', type=natural, nargs='+', help="sides of the images (default: the net's)"),
     argument('--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)'),
-    argument('--dtype', nargs='+', default=['float32'], help='float32 (default), bfloat16 or both'),
-    argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards'),
-    argument('--against', choices=['operators'], help=(
-        'compare with the net without kernels, instead of the released algorithm')), DEVICE,
+    argument('--dtype', nargs='+', default=['float32'], choices=['float32', 'bfloat16'], help='default: float32'),
+    argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards'), DEVICE,
     argument('--threads', type=natural, help='threads of the CPU (default: as torch chooses)'),
-    argument('--seconds', type=float, default=3., help=(
-        'least time for each, unless turns have taken ten times as long (default: 3)')), JSON)
+    argument('--seconds', type=float, default=3., help='of turns, for each way to compute (default: 3)'), JSON)
 def bench(args: Namespace) -> None:
-    """Measure speed and memory, and compare them with the released algorithm and the net's matrix products.
+    """Measure speed, and compare it with the released algorithm and the net's matrix products.
 
     Example: timm-selfconv bench sa_quadratic_tiny_cifar --img-size 32 64 --batch-size 1
     """
@@ -78,15 +75,16 @@ def bench(args: Namespace) -> None:
     cuda = device.type == 'cuda'
     hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} thread(s)'
     sizes = args.img_size or [model.pretrained_cfg['input_size'][-1]]
-    each = itertools.product(args.dtype, sizes, args.batch_size)
-    speeds = [
-        speed for dtype, size, batch in tqdm(list(each), unit='size', leave=False, disable=None)
-        for speed in benchmark.bench(model, size, batch, dtype, args.train, args.fuse, args.seconds, args.against)]
-    rows = [(s.img_size, s.batch_size, s.dtype, s.path, s.turns, s.images_per_second, s.ratio, s.of_gemm_limit,
-             s.peak_memory / 1e6) for s in speeds]
+    each = [*itertools.product(args.dtype, sizes, args.batch_size)]
+    speeds: List[Dict[str, Any]] = []
+    for dtype, size, batch in tqdm(each, unit='size', leave=False, disable=None):
+        try:
+            speeds += benchmark.bench(model, size, batch, dtype, args.train, args.seconds)
+        except (AssertionError, RuntimeError) as e:
+            raise ValueError(f'img_size={size}: {type(model).__name__} does not take it ({e})') from e
     table = tabulate(
-        rows, ('pixels', 'batch', 'dtype', '', 'turns', 'images a second', 'ratio', 'of the GEMM limit', 'peak [MB]'),
-        floatfmt=('', '', '', '', '', '.2f', '.2f', '.2f', '.1f'), missingval='-')
+        [speed.values() for speed in speeds], ('', 'pixels', 'batch', 'dtype', 'images a second', 'ratio',
+                                               'of the GEMM limit'), floatfmt='.2f', missingval='-')
     show(args, dict(
         model=args.model, train=args.train, device=hardware, threads=torch.get_num_threads(), speeds=speeds), (
         f"{args.model}, {'forward and backward' if args.train else 'eval'}, {hardware}: medians of batches, all taking "

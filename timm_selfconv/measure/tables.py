@@ -4,6 +4,7 @@ import json
 import re
 import textwrap
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -61,10 +62,12 @@ def measure(name: str) -> Dict[str, Any]:
 def time_ratio(plain: str, name: str) -> float:
     """Ratio of the times that a batch of 4 takes through two nets of the zoo, measured here in one run."""
     import torch
-    from .bench import bench_nets
+    from .bench import time_interleaved
 
     net, input_size = create(name)
-    seconds = bench_nets([create(plain)[0], net], torch.randn(4, *input_size))
+    images = torch.randn(4, *input_size)
+    with torch.inference_mode():
+        seconds = time_interleaved([partial(model.eval(), images) for model in (create(plain)[0], net)])
     return seconds[0] / seconds[1]
 
 
