@@ -1,0 +1,217 @@
+"""The findings of both papers, what the shipped weights say of each, and how to measure it again."""
+import functools
+import statistics
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import timm
+import torch
+import torch.nn as nn
+from PIL import Image
+from tqdm import tqdm
+
+from timm_selfconv.theory import degenerate_heads, to_shifts
+from timm_selfconv.weights import measured_accuracy
+from timm_selfconv.weights.history import find_history, read_history
+from .heads import LayerReport, report_heads
+
+__all__ = ['FINDINGS', 'Finding', 'findings_table', 'measure_findings']
+
+Accuracy = Callable[[nn.Module, str], float]  # of a net on a split of CIFAR-10
+NARROW = 0.6  # spread in pixels of a head that has narrowed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table.
+
+    Attributes:
+        claim: A claim of the paper (figures and sections are its own) or of the report.
+        answer: Whether the nets here agree: yes, partly or no.
+        ours: The number in words.
+        number: The number as published here.
+        command: Command that shows it.
+        measure: Measures it again, from pictures and a function for accuracies where it needs them.
+        needs: 'files' that ship, 'pictures' (the ten of the demo) or 'data' (CIFAR-10's test split).
+    """
+    claim: str
+    answer: str
+    ours: str
+    number: str
+    command: str
+    measure: Callable[..., str]
+    needs: str = 'files'
+
+
+@functools.lru_cache(maxsize=None)
+def net(name: str, untrained: bool = False) -> Any:
+    """A net with its weights, or as initialised with the seed of ``heads --untrained``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(42)
+        return timm.create_model(name, pretrained=not untrained).eval()
+
+
+REPORTS: Dict[Any, List[LayerReport]] = {}
+
+
+def reports(name: str, untrained: bool = False, pictures: Sequence[Image.Image] = ()) -> List[LayerReport]:
+    """Reports on the heads of a net, made once."""
+    if (name, untrained) not in REPORTS:
+        REPORTS[name, untrained] = report_heads(net(name, untrained), pictures)
+    return REPORTS[name, untrained]
+
+
+def fixed(name: str, untrained: bool = False) -> str:
+    layers = reports(name, untrained)
+    return f'{sum(len(x.kernel.fixed) for x in layers)} of {sum(len(x.heads) for x in layers)}'
+
+
+def distinct(name: str) -> str:
+    kernels = [layer.kernel for layer in reports(name)]
+    return f'{sum(len(x.taps) for x in kernels)} of {sum(len(x.fixed) for x in kernels)}'
+
+
+def taps(name: str) -> str:
+    heads = [head.acts_as_tap for layer in reports(name) for head in layer.heads]
+    return f'{sum(heads)} of {len(heads)}'
+
+
+def ends(values: Sequence[Optional[float]], digits: int = 2) -> str:
+    """The first and the last of a number for each layer."""
+    return f'{values[0]:.{digits}f} to {values[-1]:.{digits}f}'
+
+
+def mean_of(layer: LayerReport, name: str) -> float:
+    return statistics.fmean(getattr(head, name) for head in layer.heads)
+
+
+def narrow(name: str, epochs: int) -> str:
+    """Heads that were narrow after so many epochs, by the history of the training."""
+    path = find_history(name)
+    assert path is not None, name
+    heads = min(read_history(path)['rows'], key=lambda row: abs(row['epochs'] - epochs))['heads']
+    spreads = [(rows + cols) ** 0.5 / 2 ** 0.5 for layer in heads for _, _, rows, cols, _ in layer]
+    return f'{sum(spread < NARROW for spread in spreads)} of {len(spreads)}'
+
+
+def degenerate(name: str) -> str:
+    return f'{sum(map(len, degenerate_heads(net(name)).values()))} of {sum(net(name).num_heads)}'
+
+
+def accuracies(*names: str) -> str:
+    return ', '.join(f'{measured_accuracy(f"{name}.cifar10"):.3f}' for name in names)
+
+
+def shifted(name: str, split: str, threshold: float) -> Callable[..., str]:
+    """Accuracies of a net and of the same with shifts, without training."""
+    def measure(pictures: Any, accuracy: Accuracy) -> str:
+        nets = net(name), to_shifts(net(name), threshold)[0]
+        return ', '.join(f'{accuracy(x, split):.3f}' for x in nets)
+    return measure
+
+
+def content(look: Callable[[List[LayerReport]], str], name: str = 'sa_learned_content_cifar') -> Callable[..., str]:
+    return lambda pictures, accuracy: look(reports(name, pictures=pictures))
+
+
+def files(look: Callable[..., str], *args: Any) -> Callable[..., str]:
+    return lambda pictures, accuracy: look(*args)
+
+
+LEARNED, QUADRATIC, CONTENT, TINY = 'sa_learned_cifar', 'sa_quadratic_cifar', 'sa_learned_content_cifar', '_tiny_cifar'
+PICTURES, ALL = f'heads {CONTENT} --images ...', 'findings --all hfds/uoft-cs/cifar10'
+HIER, PLAIN = f'sa_learned_content_hier{TINY}', f'sa_learned_content{TINY}'
+
+FINDINGS = [
+    Finding('Attention learns to convolve (Fig. 5 to 7)', 'yes',
+            'heads that give one offset over half of their attention at every query, learned encoding',
+            '36 of 54', f'heads {LEARNED}', files(fixed, LEARNED)),
+    Finding('The same, quadratic encoding (Fig. 4)', 'yes', 'heads of such a fixed offset',
+            '22 of 54', f'heads {QUADRATIC}', files(fixed, QUADRATIC)),
+    Finding('Training does it', 'yes', 'heads of a fixed offset before training, learned encoding',
+            '0 of 54', f'heads {LEARNED} --untrained', files(fixed, LEARNED, True)),
+    Finding('Each head attends to another pixel (Fig. 4)', 'yes', 'distinct offsets among the fixed ones of a layer',
+            '36 of 36', f'heads {LEARNED}', files(distinct, LEARNED)),
+    Finding('A layer expresses a K x K convolution (Theorem 1)', 'partly', 'heads that are taps of a 3 x 3 kernel',
+            '16 of 54', f'heads {LEARNED}', files(taps, LEARNED)),
+    Finding('Layers express a generalised convolution (Section 6)', 'yes',
+            'largest residual of a layer to convolutions with its fixed offsets, learned encoding',
+            '0.149', f'heads {LEARNED}',
+            files(lambda: f'{max(x.kernel.residual or 0. for x in reports(LEARNED)):.3f}')),
+    Finding('Heads maximise coverage', 'yes', 'attention that two heads share, layer 0 to layer 5',
+            '0.27 to 0.00', f'heads {LEARNED}', files(lambda: ends([x.overlap for x in reports(LEARNED)]))),
+    Finding('Layers 1 and 2 are local, later ones look far', 'partly',
+            'distance of the farthest fixed offset, layer 0 to layer 5; wide heads are in most layers',
+            '1.0 to 6.3', f'heads {QUADRATIC}', files(lambda: ends([x.kernel.reach for x in reports(QUADRATIC)], 1))),
+    Finding('Heads narrow early (Fig. 3)', 'yes', 'heads narrower than 0.6 pixels after one of 35 epochs',
+            '36 of 54', f'figures {QUADRATIC} --run {QUADRATIC} --output figures', files(narrow, QUADRATIC, 1)),
+    Finding('The same, learned encoding', 'yes', 'heads narrower than 0.6 pixels after one of 51 epochs',
+            '41 of 54', f'figures {LEARNED} --run {LEARNED} --output figures', files(narrow, LEARNED, 1)),
+    Finding('Patterns are symmetric, up for down less in high layers (version 1)', 'yes',
+            'symmetry up for down, layer 0 to layer 5',
+            '0.70 to 0.20', f'heads {LEARNED}',
+            files(lambda: ends([statistics.fmean(h.symmetry[1] for h in x.heads) for x in reports(LEARNED)]))),
+    Finding('Few heads are degenerate (appendix E)', 'yes', 'heads that look at all pixels alike, or at a stripe',
+            '1 of 54', f'prune {QUADRATIC} --output pruned', files(degenerate, QUADRATIC)),
+    Finding('General quadratic heads are taps, too (Fig. 12)', 'yes', 'heads of a fixed offset, tiny net',
+            '32 of 54', f'heads sa_quadratic_gen{TINY}', files(fixed, f'sa_quadratic_gen{TINY}')),
+    Finding('Sixteen heads (Fig. 14) behave alike', 'yes', 'heads of a fixed offset, learned encoding, tiny net',
+            '65 of 96', f'heads sa_learned_h16{TINY}', files(fixed, f'sa_learned_h16{TINY}')),
+    Finding('With content, some heads stay put (Fig. 8 to 10)', 'yes',
+            'heads whose most attended offset is the same in ten pictures',
+            '15 of 54', PICTURES, content(lambda layers: '{} of 54'.format(
+                sum(head.in_every_image for x in layers for head in x.kernel.heads))), 'pictures'),
+    Finding('Other heads follow the image, more in later layers', 'yes',
+            'attention that two pictures share, layer 0 to layer 5',
+            '0.84 to 0.35', PICTURES, content(lambda layers: ends([mean_of(x, 'constancy') for x in layers])),
+            'pictures'),
+    Finding('With content, first layers convolve', 'partly', 'heads of layer 0 with a fixed offset',
+            '3 of 9', PICTURES, content(lambda layers: f'{len(layers[0].kernel.fixed)} of 9'), 'pictures'),
+    Finding('Attention forms the translation group', 'partly',
+            'attention that two queries share, with content, layer 0 to layer 5; 1 by construction without',
+            '0.86 to 0.45', PICTURES, content(lambda layers: ends([mean_of(x, 'consistency') for x in layers])),
+            'pictures'),
+    Finding('Hierarchical attention is not sparse in its last passes (report)', 'yes',
+            'entropy in nats, first pass to last, of at most 4.2',
+            '3.6 to 3.4', f'heads {HIER} --images ...',
+            content(lambda layers: ends([mean_of(x, 'entropy') for x in layers], 1), HIER), 'pictures'),
+    Finding('Hierarchical attention is better (report)', 'no', 'its accuracy, then plain; tiny nets after 20 epochs',
+            '0.746, 0.846', 'tables', files(accuracies, HIER, PLAIN)),
+    Finding('The same, vision transformers', 'no', 'hierarchical, then plain; tiny nets after 30 epochs',
+            '0.858, 0.875', 'tables', files(accuracies, f'resvit_hier{TINY}', f'resvit{TINY}')),
+    Finding('The same, patchwise vector attention', 'yes', 'hierarchical, then plain, with ten times the parameters',
+            '0.875, 0.866', 'tables', files(accuracies, 'san_patchwise_hier_cifar', 'san_patchwise_cifar')),
+    Finding('The same, pairwise', 'no', 'hierarchical after 22.6 epochs, then plain after 44',
+            '0.815, 0.822', 'tables', files(accuracies, 'san_pairwise_hier_cifar', 'san_pairwise_cifar')),
+]
+
+
+def findings_table() -> str:
+    """The table of the theory chapter, in Markdown: a finding is a row."""
+    rows = [(x.claim, x.answer, x.ours, x.number, f'`{x.command}`') for x in FINDINGS]
+    return '\n'.join(f'| {" | ".join(row)} |' for row in [('claim', '', 'here', 'number', 'command'), ['---'] * 5, *rows])
+
+
+def measure_findings(
+        pictures: Sequence[Image.Image] = (),
+        accuracy: Optional[Accuracy] = None,
+) -> List[Dict[str, str]]:
+    """Measure the findings again.
+
+    Args:
+        pictures: The ten pictures of ``timm-selfconv demo``, for nets that look at content.
+        accuracy: Accuracy of a net on a split of CIFAR-10 such as 'test[:2000]'.
+
+    Returns:
+        Rows with claim, number claimed, number found, and 'yes' or 'no' for whether they are the same. Findings that
+        need pictures or accuracies are left out where these are not given.
+    """
+    given = {'files', *(['pictures'] if pictures else []), *(['data'] if accuracy else [])}
+    rows = []
+    for finding in tqdm(FINDINGS, unit='finding', leave=False, disable=None):
+        if finding.needs in given:
+            found = finding.measure(pictures, accuracy)
+            rows.append(dict(
+                claim=finding.claim, here=finding.ours, claimed=finding.number, found=found,
+                same='yes' if found == finding.number else 'no'))
+    return rows
