@@ -13,7 +13,7 @@ from .version import __version__
 
 __all__ = ['main']
 
-MODULES = ('use', 'train', 'zoo')  # of commands, in the order of --help
+MODULES = ('use', 'train', 'zoo', 'findings')  # of commands, in the order of --help
 MOVED = dict(curves='figures --curves', recipe='list --recipes', tables='list --tables')  # commands of 0.2
 
 

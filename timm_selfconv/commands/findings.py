@@ -1,32 +1,27 @@
-"""What the shipped nets say of the papers' findings: findings."""
-import json
-from argparse import ArgumentParser, Namespace
+"""The findings on both papers, measured again: findings."""
+from argparse import Namespace
 
+import torch
 from tabulate import tabulate
 
-from .look import demo_pictures
+from timm_selfconv.data import open_images
+from timm_selfconv.look.findings import measure_findings
+from timm_selfconv.measure.evaluation import evaluate
+from ._shared import JSON, argument, command, show
+from .use import demo_pictures
+from .zoo import GROUP
 
 
-def add_findings(parser: ArgumentParser) -> None:
-    parser.add_argument('--all', metavar='DATA', help=(
-        "measure what needs the demo's pictures and CIFAR-10's test split too, a folder or name as for eval (an hour)"))
-    parser.add_argument('--json', action='store_true', help='print JSON')
+@command(GROUP, argument('--all', metavar='DATA', help=(
+    "measure what needs the demo's pictures or CIFAR-10 too; DATA names it as for eval (an hour)")), JSON)
+def findings(args: Namespace) -> None:
+    """Measure the findings on both papers again, from the files that ship.
 
-
-def run_findings(args: Namespace) -> None:
-    """Measure the findings on both papers again, from the files that ship."""
-    pictures = demo_pictures() if args.all else []
-    import torch
-    from timm_selfconv.data import open_images
-    from timm_selfconv.look.findings import measure_findings
-    from timm_selfconv.measure.evaluation import evaluate
-
+    Example: timm-selfconv findings
+    """
     def accuracy(model: torch.nn.Module, split: str) -> float:
         with torch.autocast('cpu', torch.bfloat16):
             return evaluate(model, args.all, split).top1
 
-    rows = measure_findings(open_images(pictures), accuracy if args.all else None)
-    if args.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        print(tabulate(rows, headers='keys', disable_numparse=True, maxcolwidths=[34, 40, None, None, None]))
+    rows = measure_findings(*(open_images(demo_pictures()), accuracy) if args.all else ())
+    show(args, rows, tabulate(rows, headers='keys', disable_numparse=True, maxcolwidths=[34, 40, None, None, None]))

@@ -28,17 +28,21 @@ PART = argument('--part', choices=['both', 'content', 'position'], default='both
     "part of ConViT's gated attention (default: both)"))
 
 
+def demo_pictures() -> List[Path]:
+    """Ten pictures of CIFAR-10's test split, cifar10_NUMBER_LABEL.png."""
+    spec = importlib.util.find_spec('foolbox')
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("the package foolbox has the demo's pictures: pip install 'timm_selfconv[demo]'")
+    return sorted(Path(spec.submodule_search_locations[0], 'data').glob('cifar10_0*.png'))
+
+
 @command(GROUP)
 def demo(args: Namespace) -> None:
     """Classify ten pictures with a shipped net and print the papers' tables.
 
     Example: timm-selfconv demo
     """
-    spec = importlib.util.find_spec('foolbox')
-    if spec is None or not spec.submodule_search_locations:
-        raise ValueError("the package foolbox has the demo's pictures: pip install 'timm_selfconv[demo]'")
-    # cifar10_NUMBER_LABEL.png, of CIFAR-10's test split
-    paths = sorted(Path(spec.submodule_search_locations[0], 'data').glob('cifar10_0*.png'))
+    paths = demo_pictures()
     results = top_classes(create_model(DEMO_MODEL), open_images(paths), 1)
     rows = [(path.name, CIFAR10_CLASSES[int(path.stem.split('_')[-1])], *best) for path, (best,) in zip(paths, results)]
     table = tabulate(rows, ('picture', 'true class', 'class', 'probability'), floatfmt='.3f')
