@@ -1,0 +1,70 @@
+"""Remarks of the paper's slides on sets of heads that would also suffice: closed forms against attention maps."""
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from head_maps import shift_maps
+from timm_selfconv.layers import gaussian_axis_scores
+from timm_selfconv.theory import conv_residual, interior, tap_offsets
+
+GRID = 9  # its middle is too far from the border for a window to be cut off
+
+
+def axis_maps(profile):
+    """Maps along an axis of three heads of one profile around -1, 0 and 1, cut off by the border: (heads, H, H)."""
+    reach = len(profile) // 2
+    maps = torch.zeros(3, GRID, GRID, dtype=torch.double)
+    for head in range(3):
+        for query in range(GRID):
+            for offset, share in zip(range(head - 1 - reach, head + reach), profile, strict=True):
+                if 0 <= query + offset < GRID:
+                    maps[head, query, query + offset] = share
+    return maps / maps.sum(-1, keepdim=True)
+
+
+def residual_of(profile):
+    """Residual of nine heads of a separable profile at the taps of a 3 x 3 kernel, at queries far from the border."""
+    axis = axis_maps(profile)
+    maps = torch.einsum('aik,bjl->abijkl', axis, axis).flatten(0, 1)
+    far = interior(conv_residual(maps, 3).per_query, 7)
+    assert far.max() - far.min() < 1e-12
+    return float(far.mean())
+
+
+def closed_form(profile):
+    """1 - p^2: p is the mean squared projection of an axis' three taps on the span of its three profiles."""
+    size = len(profile) + 2
+    shifted = torch.stack([torch.roll(torch.tensor([*profile, 0., 0.]).double(), i) for i in range(3)])
+    kept = (torch.linalg.pinv(shifted) @ shifted).diagonal()[size // 2 - 1:size // 2 + 2]
+    return 1 - float(kept.mean()) ** 2
+
+
+def test_windows_of_radius_1_do_not_suffice():
+    """By hand: the Gram matrix ((3, 2, 1), (2, 3, 2), (1, 2, 3)) keeps 5/8, 1/2 and 5/8 of the taps of an axis."""
+    assert residual_of([1 / 3] * 3) == pytest.approx(1 - (7 / 12) ** 2) == pytest.approx(closed_form([1 / 3] * 3))
+
+
+@pytest.mark.parametrize('sigma,published', [(0.25, 0.000), (0.5, 0.025), (1., 0.560)])
+def test_gaussians_of_equal_width_suffice_the_better_the_narrower(sigma, published):
+    offsets = torch.zeros(1), torch.tensor([sigma ** -2]), 17, torch.tensor([8.])
+    profile = gaussian_axis_scores(*offsets)[0, 0].double().softmax(-1)[6:11]  # to two pixels
+    profile = (profile / profile.sum()).tolist()
+    assert residual_of(profile) == pytest.approx(closed_form(profile))
+    assert closed_form(profile) == pytest.approx(published, abs=5e-4)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sets(st.sampled_from([tuple(tap) for tap in tap_offsets(3).tolist()]), min_size=1))
+def test_a_sparse_set_of_shifts_is_each_convolution_with_these_taps(taps):
+    maps = shift_maps(sorted(taps))
+    assert conv_residual(maps, torch.tensor(sorted(taps))).shared < 1e-14
+    assert conv_residual(maps, 3).shared == pytest.approx(1 - len(taps) / 9)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 9), st.integers(0, 2 ** 20))
+def test_mixtures_suffice_if_there_are_as_many_as_taps(heads, seed):
+    mixture = torch.rand(heads, 9, generator=torch.Generator().manual_seed(seed)).double()
+    mixture /= mixture.sum(1, keepdim=True)
+    maps = torch.einsum('ht,tijkl->hijkl', mixture, shift_maps(tap_offsets(3).tolist()))
+    assert conv_residual(maps, 3).shared == pytest.approx(1 - heads / 9, abs=1e-9)  # random ones are independent
