@@ -122,6 +122,19 @@ def test_drawn_lines_are_around_the_pixels_of_the_region():
         assert attention[round(dot[1]) + 3, round(dot[0]) + 1] == attention.max()
 
 
+def test_heads_that_look_everywhere_are_told_from_heads_that_look_at_one_pixel():
+    wide, sharp = 1e4 * torch.eye(2), 0.01 * torch.eye(2)
+    blobs = Blobs(torch.zeros(4, 2).double(), torch.stack([wide, sharp, wide, sharp]).double())
+    uniform, point = torch.full((8, 8), 1 / 64), torch.zeros(8, 8)
+    point[4, 4] = 1.
+    maps = torch.stack([uniform, point, uniform, point])[:, None, None].expand(-1, 8, 8, -1, -1)
+    for figure in (figures.figure_centers([blobs], (8, 8)), figures.figure_regions([maps])):
+        ax, = figure.axes
+        assert [text.get_text() for text in ax.texts] == ['2', '4', 'everywhere: 1, 3']
+        assert ax.texts[0].xyann[0] < ax.texts[1].xyann[0]  # side by side, at one dot
+        assert len([p for p in ax.patches if isinstance(p, Ellipse)]) + 2 * len(ax.collections) == 4
+
+
 def save_checkpoint(net, folder, epoch):
     torch.save(dict(epoch=epoch, state_dict=net.state_dict()), folder / f'checkpoint-{epoch}.pth.tar')
 
@@ -173,20 +186,21 @@ def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, monkeyp
     for epochs in range(8):
         rows.append(dict(epochs=epochs, train_loss=1., heads=heads_of(net, (16, 16))))
         wanted.append(position_blobs(net, (16, 16)))
-        net.init_weights()
+        if epochs == 2:
+            net.init_weights()
     write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
-    blobs, grid = figures.training_blobs(net, tmp_path, columns=3)
-    assert grid == (16, 16) and list(blobs) == [0, 4, 7]
+    blobs, grid = figures.training_blobs(net, tmp_path, columns=4)
+    assert grid == (16, 16) and list(blobs) == [0, 3, 7]  # where they moved
     for epochs, layers in blobs.items():
         for layer, there in zip(layers, wanted[epochs], strict=True):
             torch.testing.assert_close(layer.centers, there.centers, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(layer.covariances, there.covariances, rtol=1e-9, atol=1e-12)
     figure = figures.figure_training(blobs, grid)
-    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '4 epochs', '7 epochs']
+    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '3 epochs', '7 epochs']
     rows = [dict(row, epochs=0.3328 * row['epochs']) for row in rows]  # after parts of an epoch
     write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
-    figure = figures.figure_training(*figures.training_blobs(net, tmp_path, columns=3))
-    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '1.33 epochs', '2.33 epochs']
+    figure = figures.figure_training(*figures.training_blobs(net, tmp_path, columns=4))
+    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '0.998 epochs', '2.33 epochs']
     monkeypatch.chdir(tmp_path)
     for name, title in (('.: 1 epoch', '.: 1 epoch'), ('other', 'other; training of .')):
         drawn = figures.draw_figures(net, net=name, run='.')['training']

@@ -173,7 +173,7 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     names = [name for name in names if getattr(layers[0].heads[0], name) is not None]
     heads = [{
         'layer': '' if head.head else layer.layer,
-        'head': head.head,
+        'head': head.head + 1,
         'centre': '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
         **{name.replace('_', ' '): number_text(getattr(head, name)) for name in names},
         'tap': tap_text(head.nearest_tap) if head.acts_as_tap else '',

@@ -20,16 +20,20 @@ from timm.models import clean_state_dict
 from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
 from .maps import Grid, check_query, queries_of
-from .style import TEXT_WIDTH, draw_head, head_style, styled, titled_figure
+from .style import HALO, TEXT_WIDTH, draw_head, head_style, styled, titled_figure
 
 __all__ = [
     'density_level', 'figure_centers', 'figure_regions', 'figure_training', 'mass_ellipse', 'mass_radius',
     'training_blobs',
 ]
 
-GAUSSIAN = 'numbered dot: centre of a head, hollow if beyond the edge; solid: 50 % of its Gaussian, dotted: 90 %'
+GAUSSIAN = (
+    'numbered dot: centre of a head, hollow if beyond the edge; solid: 50 % of its Gaussian, dotted: 90 %; hollow grey '
+    'dot: a head that attends to all pixels nearly alike')
 KEY = 'cross: the query; grey: the grid around it'
 CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of the attention, style of its line
+EVERYWHERE = 0.4  # share of the pixels that hold half of a head's attention: 0.5 if it attends to all alike
+NEAR = 0.7  # pixels between dots with their labels in one row
 MARGIN = 1.25  # pixels around the grid that show centres outside
 
 
@@ -73,6 +77,41 @@ def density_level(attention: torch.Tensor, mass: float) -> float:
     return float(values[(values.cumsum(0) < mass * values.sum()).sum()])
 
 
+def everywhere(attention: torch.Tensor) -> bool:
+    """Return True if a query's map, shape (H, W), is nearly uniform."""
+    return float((attention >= density_level(attention, 0.5)).double().mean()) > EVERYWHERE
+
+
+def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, query: Grid) -> torch.Tensor:
+    """What a Gaussian head gives to the pixels of a grid, shape (H, W)."""
+    rows, cols = (torch.arange(n) - q for n, q in zip(grid, query))
+    away = torch.cartesian_prod(rows, cols).double() - center.cpu()
+    scores = -(away @ covariance.cpu().double().inverse() * away).sum(-1) / 2
+    return scores.softmax(-1).view(grid)
+
+
+def label_places(points: Sequence[Tuple[float, float]]) -> List[int]:
+    """Places of labels: in a row beside dots that lie at nearly the same point, so that no label hides another."""
+    return [sum(math.dist(point, other) < NEAR for other in points[:i]) for i, point in enumerate(points)]
+
+
+def moving(rows: torch.Tensor, columns: int, widest: float) -> List[int]:
+    """Rows of a history between which heads move and change their spread by equal parts, first and last among them.
+
+    Args:
+        rows: Row and column, variances and covariance of each head, shape (rows, heads, 5).
+        columns: How many rows at most.
+        widest: Spread beyond which a head's changes do not count, in pixels.
+    """
+    if columns < 2:
+        return [len(rows) - 1]
+    state = torch.cat([rows[..., :2], rows[..., 2:4].sum(-1, keepdim=True).clamp(min=0.).sqrt()], -1)
+    steps = state.clamp(-widest, widest).diff(dim=0).norm(dim=-1).mean(-1)
+    path = torch.cat([steps.new_zeros(1), steps.cumsum(0)])
+    wanted = torch.linspace(0., float(path[-1]), columns, dtype=path.dtype)
+    return sorted({0, len(rows) - 1, *(path[None] - wanted[1:-1, None]).abs().argmin(-1).tolist()})
+
+
 def evenly(epochs: Sequence[float], columns: int) -> List[float]:
     """At most so many of some epochs, the first and the last one among them, and the last one if only one is wanted."""
     last, steps = len(epochs) - 1, min(columns, len(epochs)) - 1
@@ -85,8 +124,9 @@ def history_blobs(path: Path, columns: int) -> Tuple[str, Dict[float, List[Blobs
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
     if not rows or not history['grid']:
         raise ValueError(f'{path}: does not say where heads look; those of {history["model"]} follow the image')
-    blobs = {}
-    for epochs in evenly(sorted(rows), columns):
+    blobs, trained = {}, sorted(rows)
+    heads = torch.tensor([[head for layer in rows[epochs] for head in layer] for epochs in trained]).double()
+    for epochs in (trained[i] for i in moving(heads, columns, max(history['grid']))):
         layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
         blobs[epochs] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
     return history['model'].partition('.')[0], blobs, (history['grid'][0], history['grid'][1])
@@ -163,12 +203,28 @@ def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Re
     return border
 
 
-def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, size: float = 5) -> None:
+def list_everywhere(ax: Axes, heads: Sequence[int]) -> None:
+    """Name the heads that attend to all pixels alike, in a panel's lower left corner."""
+    if heads:
+        words = f'everywhere: {", ".join(str(head + 1) for head in heads)}'
+        ax.text(0.02, 0.02, words, transform=ax.transAxes, color='0.45', fontsize=4.5,
+                path_effects=HALO).set_in_layout(False)
+
+
+def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, grid: Grid, query: Grid, size: float = 5) -> None:
     """One layer: contours, which end at the grid's border; numbered dots, hollow ones for centres beyond the axes."""
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    points = [(min(max(col, left), right), min(max(row, top), bottom)) for row, col in blobs.centers.tolist()]
+    wide = [head for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances))
+            if everywhere(gaussian_map(center, covariance, grid, query))]
+    narrow = [head for head in range(len(points)) if head not in wide]
+    places = dict(zip(narrow, label_places([points[head] for head in narrow])))
     for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances)):
         color, _ = head_style(head)
         row, col = center.tolist()
+        if head in wide:
+            ax.plot(*points[head], color='0.6', marker='o', fillstyle='none', markersize=size / 2, clip_on=False)
+            continue
         for mass, line in CONTOURS:
             long, short, angle = mass_ellipse(covariance, mass)
             ellipse = Ellipse(
@@ -176,17 +232,22 @@ def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, size: float = 5) -> No
                 linestyle=line, linewidth=0.8)
             ax.add_patch(ellipse)
             ellipse.set_clip_path(border)
-        x, y = min(max(col, left), right), min(max(row, top), bottom)
         draw_head(
-            ax, x, y, head, size, markersize=size / 2, clip_on=False,
-            fillstyle='full' if (x, y) == (col, row) else 'none')
+            ax, *points[head], head, size, places[head], markersize=size / 2, clip_on=False,
+            fillstyle='full' if points[head] == (col, row) else 'none')
+    list_everywhere(ax, wide)
 
 
 def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> None:
     """One layer's maps of one query, shape (heads, H, W): a line around half of each, a dot in its largest pixel."""
     fine = 16  # points to a pixel's side, for lines with round corners
     rows, cols = ((torch.arange(fine * (n + 2)) + 0.5) / fine - q - 1.5 for n, q in zip(attention.shape[1:], query))
-    for head, image in enumerate(attention):
+    wide = [head for head, image in enumerate(attention) if everywhere(image)]
+    largest = [divmod(int(image.argmax()), image.shape[1]) for image in attention]
+    places = label_places([point if head not in wide else (math.inf, 0) for head, point in enumerate(largest)])
+    for head, (image, (row, col)) in enumerate(zip(attention, largest)):
+        if head in wide:
+            continue
         color, _ = head_style(head)
         region = torch.nn.functional.pad((image >= density_level(image, 0.5)).cpu().double(), (1, 1, 1, 1))
         region = region.repeat_interleave(fine, 0).repeat_interleave(fine, 1)[None]
@@ -194,10 +255,8 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> N
             region = torch.nn.functional.avg_pool2d(region, fine // 2 - 1, 1, fine // 4 - 1)
         inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels lie side by side
         ax.contour(cols.numpy(), rows.numpy(), region[0].numpy(), [inset], colors=[color], linewidths=0.8)
-        row, col = divmod(int(image.argmax()), image.shape[1])
-        turn = 2 * math.pi * head / len(attention)  # heads of one pixel stand in a ring
-        draw_head(
-            ax, col - query[1] + 0.28 * math.cos(turn), row - query[0] + 0.28 * math.sin(turn), head, markersize=2.5)
+        draw_head(ax, col - query[1], row - query[0], head, 5, places[head], markersize=2.5)
+    list_everywhere(ax, wide)
 
 
 def layer_panels(layers: int, title: str, small: str, net: str, share: bool = True) -> Tuple[Figure, List[Axes]]:
@@ -231,7 +290,8 @@ def figure_centers(layers: Sequence[Blobs], grid: Union[Grid, Sequence[Grid]], n
     figure, axes = layer_panels(
         len(layers), 'Where the heads look', f'{GAUSSIAN}; {KEY}', net, len(set(grids)) == 1)
     for ax, blobs, own in zip(axes, layers, grids):
-        draw_blobs(ax, blobs, draw_grid(ax, own, check_query(None, own), MARGIN))
+        query = check_query(None, own)
+        draw_blobs(ax, blobs, draw_grid(ax, own, query, MARGIN), own, query)
     return figure
 
 
@@ -283,7 +343,7 @@ def figure_training(history: Dict[float, List[Blobs]], grid: Grid, net: str = ''
     query = check_query(None, grid)
     for column, (epochs, blobs) in enumerate(history.items()):
         for row, layer in enumerate(blobs):
-            draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN), 4)
+            draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN), grid, query, 4)
             axes[row, column].tick_params(labelsize=5)
         axes[0, column].set_title(f'{epochs:.3g} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
     for row in range(layers):

@@ -75,7 +75,7 @@ def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: str) -> None:
             shift = 0.7 * ((head.head + 0.5) / len(layer.heads) - 0.5)  # side by side, so that none hides another
             ax.plot(
                 layer.layer + shift, getattr(head, statistic), color=color, linestyle='', markeredgewidth=0.2,
-                marker=f'${head.head}$' if numbered else marker, markersize=3.5 if numbered else 2.)
+                marker=f'${head.head + 1}$' if numbered else marker, markersize=3.5 if numbered else 2.)
 
 
 def finish_axes(figure: Figure) -> None:

@@ -44,13 +44,13 @@ def head_style(head: int) -> Tuple[str, str]:
     return HEAD_COLORS[head % len(HEAD_COLORS)], HEAD_MARKERS[head // len(HEAD_COLORS) % len(HEAD_MARKERS)]
 
 
-def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, **kwargs: Any) -> None:
-    """A head's dot, with its number in points of type beside it; further arguments are those of the dot."""
+def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, place: int = 0, **kwargs: Any) -> None:
+    """Draw a head's dot, and its number, from 1, in points of type at a place in the row of labels beside the dot."""
     color, marker = head_style(head)
     ax.plot(x, y, color=color, marker=marker, linestyle='', zorder=3, **kwargs)
     ax.annotate(
-        str(head), (x, y), (1.5, 1), textcoords='offset points', color=color, fontsize=size, weight='bold', zorder=4,
-        path_effects=HALO).set_in_layout(False)
+        str(head + 1), (x, y), (1.5 + 0.8 * size * place, 1), textcoords='offset points', color=color, fontsize=size,
+        weight='bold', zorder=4, path_effects=HALO).set_in_layout(False)
 
 
 def titled_figure(height: float, title: str, small: str, net: str = '') -> Figure:

@@ -1,0 +1,66 @@
+"""Pictures of both pages for the chapters: ``python tests/look/record.py FOLDER PICTURE...``, the pictures with names
+such as ``cifar10_01_8.png``.
+
+It takes them of the pages as they are in Chromium: the theorem from soft to exact as an animation, and both pages as
+they open, the explorer of a full-size net on a phone too.
+"""
+import io
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import timm
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from conftest import CHROMIUM, FLAGS
+from timm_selfconv.look.explorer import explorer_page
+from timm_selfconv.look.theorem import theorem_page
+from timm_selfconv.models import CIFAR10_CLASSES
+from timm_selfconv.weights import net_caption
+
+NET = 'sa_quadratic_cifar.cifar10'
+SOFTEST, STEP, FRAMES = 0.1, 1.5, 17  # sharpness, its factor a frame, and how many frames
+PHONE: Any = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
+
+
+def shoot(page: Any, **kwargs: Any) -> Image.Image:
+    page.evaluate('new Promise(done => setTimeout(done, 400))')
+    return Image.open(io.BytesIO(page.screenshot(**kwargs))).convert('RGB')
+
+
+def record(browser: Any, folder: Path, pictures: list[Path]) -> None:
+    def open_page(text: str, hash: str = '', **kwargs: Any) -> Any:
+        file = folder / 'page.html'
+        file.write_text(text)
+        page = browser.new_page(**kwargs or dict(viewport=dict(width=1280, height=720)))
+        page.goto(f'{file.as_uri()}#{hash}')
+        page.evaluate('ready')
+        return page
+
+    page, frames = open_page(theorem_page()), []
+    for frame in range(FRAMES):
+        alpha = min(46., SOFTEST * STEP ** frame)
+        page.locator('#alpha').evaluate(
+            '(slider, a) => { slider.value = 300 * Math.log(a / 0.05) / Math.log(1000);'
+            "slider.dispatchEvent(new Event('input')); }", alpha)
+        frames.append(shoot(page).resize((960, 540), Image.Resampling.LANCZOS).quantize(96))
+    frames[0].save(folder / 'theorem.gif', save_all=True, append_images=frames[1:], loop=0,
+                   duration=[900] + [160] * (FRAMES - 2) + [3000])
+    page.locator('#presets button').nth(3).click()
+    shoot(page, full_page=True).save(folder / 'theorem.png', optimize=True)
+
+    images = {path.name: Image.open(path).convert('RGB') for path in pictures}
+    labels = [CIFAR10_CLASSES[int(path.stem.split('_')[-1])] for path in pictures]
+    text = explorer_page({NET: timm.create_model(NET, pretrained=True)}, images, labels, [net_caption(NET)], [NET])
+    shoot(open_page(text, 'image=1&at=0.45,0.6&heads=1.3'), full_page=True).save(folder / 'explorer.png', optimize=True)
+    shoot(open_page(text, 'image=1&at=0.45,0.6', **PHONE)).save(folder / 'explorer-phone.png', optimize=True)
+
+
+if __name__ == '__main__':
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as temporary:
+        record(playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS), Path(temporary), [
+            Path(name) for name in sys.argv[2:]])
+        for file in Path(temporary).glob('*.[gp][in][fg]'):
+            Path(sys.argv[1], file.name).write_bytes(file.read_bytes())
