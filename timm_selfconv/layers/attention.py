@@ -76,8 +76,8 @@ class SelfAttention2d(nn.Module):
             head_dim: Optional[int] = None,
             attn_drop: float = 0.,
             proj_drop: float = 0.,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         """
         Args:

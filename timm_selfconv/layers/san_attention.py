@@ -102,7 +102,7 @@ class PassStatistics2d(nn.BatchNorm2d):
     """Batch normalisation in one pass: statistics of its own, scale and shift of its caller."""
     num_batches_tracked: torch.Tensor
 
-    def __init__(self, num_features: int, device=None, dtype=None):
+    def __init__(self, num_features: int, device: Any = None, dtype: Any = None):
         super().__init__(num_features, affine=False, device=device, dtype=dtype)
 
     def forward(
@@ -131,7 +131,7 @@ class PassBatchNorm2d(nn.Module):
     kind, which may be replaced (by SyncBatchNorm, or by timm's frozen one) like any other.
     """
 
-    def __init__(self, num_features: int, passes: int = 1, device=None, dtype=None):
+    def __init__(self, num_features: int, passes: int = 1, device: Any = None, dtype: Any = None):
         """
         Args:
             num_features: Channels.
@@ -200,8 +200,8 @@ class SanAttention2d(nn.Module):
             dilation: int = 1,
             qkv_bias: bool = True,
             passes: int = 1,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         """
         Args:

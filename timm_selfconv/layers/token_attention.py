@@ -1,5 +1,5 @@
 """Self-attention of tokens, as vision transformers have it, with heads as wide as the layer."""
-from typing import Final, Optional
+from typing import Any, Final, Optional
 
 import torch
 import torch.nn as nn
@@ -22,8 +22,8 @@ class TokenAttention(nn.Module):
             num_heads: int,
             attn_drop: float = 0.,
             proj_drop: float = 0.,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         """
         Args:

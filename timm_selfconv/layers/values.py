@@ -1,4 +1,6 @@
 """Values of attention heads with few channels."""
+from typing import Any
+
 import torch
 import torch.nn as nn
 
@@ -15,7 +17,7 @@ class HeadValues(nn.Module):
         out: ``W_out`` of all heads, a Linear from heads head_dim channels to dim.
     """
 
-    def __init__(self, num_heads: int, dim: int, head_dim: int, device=None, dtype=None):
+    def __init__(self, num_heads: int, dim: int, head_dim: int, device: Any = None, dtype: Any = None):
         super().__init__()
         self.head_weight = nn.Parameter(torch.empty(num_heads, dim, head_dim, device=device, dtype=dtype))
         self.out = nn.Linear(num_heads * head_dim, dim, device=device, dtype=dtype)

@@ -1,5 +1,5 @@
 """Absolute encoding: a vector per position, sinusoid or learned (equations 3 and 7)."""
-from typing import TYPE_CHECKING, Final, Tuple
+from typing import Any, TYPE_CHECKING, Final, Tuple
 
 import torch
 import torch.nn as nn
@@ -29,7 +29,9 @@ class AbsoluteEncoding(nn.Module):
     if TYPE_CHECKING:
         table: torch.Tensor
 
-    def __init__(self, dim: int, grid_size: Tuple[int, int], learned: bool = True, device=None, dtype=None):
+    def __init__(
+            self, dim: int, grid_size: Tuple[int, int], learned: bool = True, device: Any = None, dtype: Any = None,
+    ):
         """
         Args:
             dim: Channels of the vectors, divisible by 4 for sinusoids.

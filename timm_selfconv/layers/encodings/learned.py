@@ -1,5 +1,5 @@
 """Learned relative encoding: a table of row offsets and one of column offsets (Ramachandran et al., 2019)."""
-from typing import TYPE_CHECKING, Final, Optional, Tuple
+from typing import Any, TYPE_CHECKING, Final, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -76,8 +76,8 @@ class LearnedEncoding(nn.Module):
             grid_size: Tuple[int, int],
             position: bool = True,
             content_position: bool = False,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         """
         Args:

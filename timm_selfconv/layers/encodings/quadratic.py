@@ -1,6 +1,6 @@
 """Quadratic encoding: each head a Gaussian around an offset of its own (equation 9, appendix D.1)."""
 import copy
-from typing import TYPE_CHECKING, Final, Optional, Tuple
+from typing import Any, TYPE_CHECKING, Final, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -111,8 +111,8 @@ class QuadraticEncoding(nn.Module):
             position: bool = True,
             content_position: bool = False,
             line_width: Optional[int] = None,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         """
         Args:
