@@ -169,8 +169,8 @@ class Block(nn.Module):
             act_layer: LayerType = 'gelu',
             norm_eps: float = 1e-5,
             pre_norm: bool = False,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         dd = {'device': device, 'dtype': dtype}
         super().__init__()

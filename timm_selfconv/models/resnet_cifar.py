@@ -32,8 +32,8 @@ class ResNetCifar(ResNet):
             attention_stages: Sequence[str] = (),
             attention_alpha: float = 3.,
             attention_content: int = 0,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
             **kwargs: Any,
     ):
         """

@@ -56,8 +56,8 @@ class ResVit(BlockNet):
             drop_rate: float = 0.,
             attn_drop_rate: float = 0.,
             drop_path_rate: float = 0.,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         """
         Args:

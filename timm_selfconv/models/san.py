@@ -51,7 +51,9 @@ class Bottleneck(nn.Module):
     A shared one, passed a number of times, hands on keys, and its queries, keys and values have no bias.
     """
 
-    def __init__(self, dim: int, kind: str, shared: bool = False, passes: int = 1, device=None, dtype=None):
+    def __init__(
+            self, dim: int, kind: str, shared: bool = False, passes: int = 1, device: Any = None, dtype: Any = None,
+    ):
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
         self.shared = shared
@@ -80,7 +82,7 @@ class Bottleneck(nn.Module):
 class Stage(nn.Module):
     """A stage: 1x1 convolution (after max-pooling by 2), bottlenecks if any, BN and ReLU."""
 
-    def __init__(self, in_chs: int, dim: int, depth: int, kind: str, pool: bool, device=None, dtype=None):
+    def __init__(self, in_chs: int, dim: int, depth: int, kind: str, pool: bool, device: Any = None, dtype: Any = None):
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
         self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
@@ -114,8 +116,8 @@ class SAN(ZooNet):
             hierarchical: bool = False,
             img_size: Union[int, Tuple[int, int], None] = None,
             drop_rate: float = 0.,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         """
         Args:

@@ -53,8 +53,8 @@ class SelfAttentionNet(BlockNet):
             drop_rate: float = 0.,
             attn_drop_rate: float = 0.,
             drop_path_rate: float = 0.,
-            device=None,
-            dtype=None,
+            device: Any = None,
+            dtype: Any = None,
     ):
         """
         Args:
