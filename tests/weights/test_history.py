@@ -40,7 +40,7 @@ def test_curves_that_ship_are_validated_after_each_of_twelve_epochs():
 
 
 @pytest.mark.parametrize('text,message', [
-    ('', 'is no history'), ('[]', 'is no history'), ('{"rows": 3}', 'is no history'), ('{"rows": []}', 'has \\[\\]'),
+    ('', 'is no history'), ('{"rows": 3}', 'is no history'), ('{"rows": []}', 'has \\[\\]'),
     (json.dumps(dict(rows=[ROWS[0], ROWS[2]])), r'needs a row for each epoch from 0 on, has \[0, 2\]'),
     (json.dumps(dict(rows=ROWS[1:])), r'has \[1, 2\]'),
     (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], epochs=0)])), r'has \[0, 0\]'),

@@ -39,8 +39,8 @@ class ReleasedAttention(nn.Module):
             if attn.key_bias is not None:
                 scores = scores + torch.einsum('hd,bhkld->bhkl', attn.key_bias * attn.scale, keys)[:, :, None, None]
         probs = attn.attn_drop(scores.flatten(-2).softmax(dim=-1).view(scores.shape)).to(x.dtype)
-        equation = 'hijkl,bkld->bijhd' if len(probs) == 1 else 'bhijkl,bkld->bijhd'
-        gathered = torch.einsum(equation, probs[0] if len(probs) == 1 else probs, x)
+        shared = len(probs) == 1
+        gathered = torch.einsum('hijkl,bkld->bijhd' if shared else 'bhijkl,bkld->bijhd', probs[0] if shared else probs, x)
         return attn.proj_drop(attn.proj(attn.value(gathered.reshape(batch, height, width, -1))))
 
 
@@ -84,13 +84,11 @@ def gemm_limit(model: SelfAttentionNet, images: torch.Tensor, train: bool) -> Ca
 
 
 def bench(
-        model: nn.Module, img_size: int, batch_size: int, dtype: str, train: bool = False, min_run_time: float = 3.0,
+        model: nn.Module, img_size: int, batch_size: int, dtype: str, train: bool = False, min_run_time: float = 3.,
 ) -> List[Dict[str, Any]]:
     """Time a copy of a net on square images: eval, or forward, cross-entropy and backward if ``train``.
 
-    Returns:
-        A row for each way to compute it, with images a second. Only a :class:`SelfAttentionNet` has two: the released
-        algorithm, to which ``ratio`` is, and its own; its ``of_gemm_limit`` is the ratio to :func:`gemm_limit`.
+    Returns a row a way: of a :class:`SelfAttentionNet` first the released algorithm, to which ``ratio`` is, then its own.
     """
     net: Any = copy.deepcopy(model).to(getattr(torch, dtype)).train(train)
     ours = isinstance(net, SelfAttentionNet)
@@ -105,9 +103,8 @@ def bench(
             net.zero_grad()
             F.cross_entropy(logits.float(), logits.argmax(1)).backward()
 
-    limits = [gemm_limit(net, images, train)] if ours else []
-    with torch.inference_mode(not train):
-        seconds = time_interleaved([*(partial(step, path) for path in paths.values()), *limits], min_run_time)
+    steps = [partial(step, path) for path in paths.values()] + ([gemm_limit(net, images, train)] if ours else [])
+    seconds = torch.inference_mode(not train)(time_interleaved)(steps, min_run_time)
     return [dict(
         path=path, img_size=img_size, batch_size=batch_size, dtype=dtype, images_per_second=batch_size / s,
         ratio=seconds[0] / s, of_gemm_limit=seconds[-1] / s if ours else None) for path, s in zip(paths, seconds)]

@@ -4,8 +4,7 @@
   weights of this version.
 - ``curves/NET.SEED.history.json``: histories of runs of recipes/curves.yaml, for learning curves; they have no weights.
 - this file: their names and what their cards say, read without torch. history: the history of a training.
-- loading: checked bytes, from the package, the Hub's cache or the Hub. saving: weight files, cards.
-- publishing: repositories on the Hub.
+- loading: files of the package or the Hub. saving: weight files, folders, cards. publishing: repositories on the Hub.
 
 A tag says what weights are evidence of. ``cifar10``: trained from scratch, with labels only. ``pretrained=True`` loads
 these, and their files go by the name of the net. Files of other tags go by ``name.tag`` and load by it only:

@@ -26,9 +26,7 @@ HISTORY = 'history.json'  # in the folder of a run
 def find_history(run: Union[str, Path]) -> Optional[Path]:
     """The history of a net whose weights ship, or in the folder of a run; None if there is none.
 
-    Args:
-        run: A net's registered name, with its tag or without, or a folder; of a name that is both the net counts, and
-            ``./NAME`` or a Path is the folder.
+    A name that is both is the net, ``./NAME`` or a Path is the folder.
     """
     shipped = weights_path(str(run)).with_suffix(f'.{HISTORY}')
     is_name = isinstance(run, str) and Path(run).name == run
@@ -38,9 +36,6 @@ def find_history(run: Union[str, Path]) -> Optional[Path]:
 
 def read_history(path: Path) -> Dict[str, Any]:
     """Read a history and check that it is whole.
-
-    Returns:
-        The object that the module's docstring describes.
 
     Raises:
         ValueError: If the file is no history, or a row is missing or has no numbers where it needs some.

@@ -25,10 +25,7 @@ def hub_id(name: str) -> str:
 
 
 def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
-    """Keys of timm's configurations that say where the weights of a net are, by tag.
-
-    The tag ``cifar10`` is always there, without a source if there are no such weights.
-    """
+    """Sources of a net's weights by tag, as timm's configurations have them; ``cifar10`` may have none."""
     tagged = [entry for entry in checksums() if entry.startswith(f'{name}.')]
     return {
         entry.partition('.')[2] or 'cifar10': dict(hf_hub_id=hub_id(entry), hf_hub_filename=WEIGHTS_FILE)
@@ -36,14 +33,9 @@ def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
 
 
 def weights_file(cfg: PretrainedCfg, cache_dir: Optional[str] = None) -> Optional[Path]:
-    """Weight file of a configuration of :func:`weight_sources`: the package's, else the Hub's in the client's cache.
+    """Path of a weight file of :func:`weight_sources`: the package's, else the Hub's in the client's cache.
 
-    Args:
-        cfg: The configuration.
-        cache_dir: The client's cache, if it is not the usual one.
-
-    Returns:
-        Its path; None if the configuration names weights from elsewhere.
+    It is None for a configuration that names weights from elsewhere.
 
     Raises:
         OSError: If it has to be downloaded and can't be.
@@ -54,27 +46,23 @@ def weights_file(cfg: PretrainedCfg, cache_dir: Optional[str] = None) -> Optiona
         return None
     if weights_path(name).is_file():
         return weights_path(name)
-    repo: Dict[str, Any] = dict(
-        repo_id=f'{OWNER}/{name}', filename=WEIGHTS_FILE, revision=REVISION, cache_dir=cache_dir)
+    repo_id = f'{OWNER}/{name}'
+    repo: Dict[str, Any] = dict(repo_id=repo_id, filename=WEIGHTS_FILE, revision=REVISION, cache_dir=cache_dir)
     cached = try_to_load_from_cache(**repo)
     if isinstance(cached, str):
         return Path(cached)
-    with hub_errors(repo['repo_id']):
+    with hub_errors(repo_id):
         file = Path(hf_hub_download(**repo))
     if sha256(file) != checksums()[name]:
         file.resolve().unlink()
         raise RuntimeError(
-            f'{name}: the weights of {OWNER}/{name} on {constants.ENDPOINT} are damaged or of another version of '
+            f'{name}: the weights of {repo_id} on {constants.ENDPOINT} are damaged or of another version of '
             'timm_selfconv (their SHA-256 is not the one in weights/SHA256SUMS); try again, or update timm_selfconv')
     return file
 
 
 def require_hub() -> None:
-    """Ask the Hub for an answer, once, where its client would try for minutes; not if HF_HUB_OFFLINE forbids it.
-
-    Raises:
-        OSError: If none comes within the client's time-out, HF_HUB_ETAG_TIMEOUT (in seconds).
-    """
+    """Ask the Hub for an answer, once, where its client would try for minutes; an OSError says that none came."""
     if constants.HF_HUB_OFFLINE:
         return
     try:

@@ -20,18 +20,13 @@ def record_checksum(path: Path, checksum: str) -> None:
     """Enter a weight file in the ``SHA256SUMS`` beside it, which ``sha256sum -c`` reads."""
     sums = path.with_name('SHA256SUMS')
     lines = sums.read_text().splitlines() if sums.is_file() else []
-    others = [line for line in lines if line.split()[1] != path.name]
-    text = '\n'.join(sorted([*others, f'{checksum}  {path.name}'], key=lambda line: line.split()[1]))
-    replace_file(sums, lambda file: file.write_text(f'{text}\n'))
+    sums_of = {name: known for known, name in map(str.split, lines)} | {path.name: checksum}
+    text = ''.join(f'{sums_of[name]}  {name}\n' for name in sorted(sums_of))
+    replace_file(sums, lambda file: file.write_text(text))
 
 
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
-    """Save a model's state dict as a new safetensors file, floating point tensors in another dtype.
-
-    Raises:
-        ValueError: If the path does not end in .safetensors, or a value is not finite in that dtype.
-        FileExistsError: If the file exists.
-    """
+    """Save a model's state dict as a new safetensors file, floating point tensors in a dtype that holds them all."""
     if Path(path).suffix != '.safetensors':
         raise ValueError(f'path={str(path)!r}: needs the ending .safetensors')
     tensors = {}
@@ -63,12 +58,7 @@ def write_net(model: Any, folder: Union[str, Path], card: Optional[str] = None) 
 
 
 def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
-    """Write a net into a new folder, see :func:`write_net`, whole or not at all.
-
-    Raises:
-        FileExistsError: If there is something already, which stays as it is.
-        OSError: If it can't be written whole.
-    """
+    """Write a net into a new folder, see :func:`write_net`, whole or not at all; an OSError says why not."""
     with new_folder(folder) as temporary:
         write_net(model, temporary)
 
