@@ -40,7 +40,7 @@ class ReleasedAttention(nn.Module):
                 scores = scores + torch.einsum('hd,bhkld->bhkl', attn.key_bias * attn.scale, keys)[:, :, None, None]
         probs = attn.attn_drop(scores.flatten(-2).softmax(dim=-1).view(scores.shape)).to(x.dtype)
         shared = len(probs) == 1
-        gathered = torch.einsum('hijkl,bkld->bijhd' if shared else 'bhijkl,bkld->bijhd', probs[0] if shared else probs, x)
+        gathered = torch.einsum(f"{'' if shared else 'b'}hijkl,bkld->bijhd", probs[0] if shared else probs, x)
         return attn.proj_drop(attn.proj(attn.value(gathered.reshape(batch, height, width, -1))))
 
 
@@ -88,7 +88,7 @@ def bench(
 ) -> List[Dict[str, Any]]:
     """Time a copy of a net on square images: eval, or forward, cross-entropy and backward if ``train``.
 
-    Returns a row a way: of a :class:`SelfAttentionNet` first the released algorithm, to which ``ratio`` is, then its own.
+    Of a :class:`SelfAttentionNet` the first row, to which ``ratio`` is, is of the released algorithm.
     """
     net: Any = copy.deepcopy(model).to(getattr(torch, dtype)).train(train)
     ours = isinstance(net, SelfAttentionNet)
