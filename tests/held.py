@@ -1,4 +1,4 @@
-"""What layers hold while they compute, of fake tensors too."""
+"""Memory that layers take while they compute, of fake tensors too."""
 import contextlib
 import weakref
 
@@ -7,26 +7,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from timm_selfconv.layers import attention
-from timm_selfconv.layers.kernels import kernel
-from timm_selfconv.models import san
+from timm_selfconv.layers import functional
 
 
 @contextlib.contextmanager
 def held_at_once(nbytes):
-    """Let kernels and layers hold only so many bytes at a time on a CPU: of small inputs they make groups, too."""
+    """Let chunks and explicit scores take only so many bytes, so that small inputs make chunks, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, 'CPU_MAP_BYTES', nbytes)
-        patch.setattr(san, 'STEM_BYTES', nbytes)
-        patch.setattr(kernel, 'CPU_BYTES', nbytes)
-        yield
-
-
-@contextlib.contextmanager
-def in_groups(nbytes=1):
-    """Let kernels alone, not layers, make groups of so few bytes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, 'CPU_BYTES', nbytes)
+        for limit in ('CPU_BYTES', 'DEVICE_BYTES', 'SCORE_BYTES'):
+            patch.setattr(functional, limit, nbytes)
         yield
 
 

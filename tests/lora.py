@@ -13,7 +13,6 @@ class Lora(nn.Module):
         self.base_layer = base_layer
         self.a = nn.Parameter(0.5 * torch.randn(rank, cols).to(base_layer.weight) / cols ** 0.5)
         self.b = nn.Parameter(0.5 * torch.randn(rows, rank).to(base_layer.weight))
-        self.on = True
         self.train(base_layer.training)
 
     def weight_in_all(self):
@@ -21,17 +20,6 @@ class Lora(nn.Module):
 
     def forward(self, x):
         out = self.base_layer(x)
-        if not self.on:
-            return out
         x = F.dropout(x, 0.5, self.training)
         update = (self.b @ self.a).view_as(self.base_layer.weight)
         return out + (F.linear(x, update) if update.dim() == 2 else F.conv2d(x, update))
-
-
-class MergeableLora(Lora):
-    def merge(self):
-        self.base_layer.weight.data = self.weight_in_all().detach()
-        self.on = False
-
-    def get_base_layer(self):
-        return self.base_layer

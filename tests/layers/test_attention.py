@@ -3,16 +3,15 @@ import copy
 import itertools
 import math
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
+from hypothesis import given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from held import LargestTensor, PeakBytes, held_at_once
-from timm_selfconv.layers import SelfAttention2d, TERMS, explicit_maps
+from saved import saved_bytes
+from timm_selfconv.layers import SelfAttention2d, TERMS
 from tiny_nets import EVERY_KIND
 
 
@@ -83,9 +82,16 @@ each_kind = pytest.mark.parametrize(
     'encoding,terms', EVERY_KIND, ids=lambda v: v if isinstance(v, str) else '+'.join(v))
 
 
+@contextlib.contextmanager
+def explicit(attn):
+    attn.fused_attn = False
+    yield
+    attn.fused_attn = True
+
+
 @each_kind
 def test_every_choice_of_terms_is_equation_8(encoding, terms):
-    """Maps, and outputs and gradients by kernels, by explicit maps and by one row of queries after the other."""
+    """Maps, outputs and gradients, by every formula: as is, by explicit maps, by fused attention, row by row."""
     torch.manual_seed(0)
     attn = randomise(SelfAttention2d(4, 2, terms, encoding, grid_size=(3, 2), dtype=torch.float64)).eval()
     x = torch.randn(2, 3, 2, 4, dtype=torch.float64)
@@ -97,63 +103,28 @@ def test_every_choice_of_terms_is_equation_8(encoding, terms):
     torch.testing.assert_close(attn.attention_probs(x), maps)
     wanted = step(expected)
     torch.testing.assert_close(step(attn(x)), wanted)
-    with explicit_maps():
+    with explicit(attn):
         torch.testing.assert_close(step(attn(x)), wanted)
     with held_at_once(1):
         torch.testing.assert_close(step(attn(x)), wanted)
-    with torch.no_grad():
-        torch.testing.assert_close(attn(x), expected)
-    if attn.key is not None:  # hooks on keys need a call of the module
-        made = []
-        attn.key.register_forward_hook(lambda module, args, out: made.append(out))
-        torch.testing.assert_close(step(attn(x)), wanted)
-        with held_at_once(1):
-            torch.testing.assert_close(step(attn(x)), wanted)
-        assert len(made) == 2
-
-
-@pytest.mark.parametrize('encoding,terms', [
-    ('learned', ('content', 'content_position')), ('quadratic', ('content', 'position')), ('sinusoid', ('content',))])
-def test_pixels_are_keys_where_there_are_more_than_channels(encoding, terms, monkeypatch):
-    attn = SelfAttention2d(12, 2, terms, encoding, grid_size=(3, 4))
-    monkeypatch.setattr(attn, 'keys', lambda x: pytest.fail('it makes keys'))
-    attn(torch.randn(2, 3, 4, 12)).sum().backward()
-    assert all(p.grad is not None for p in attn.parameters())  # else DistributedDataParallel stops
-    with pytest.raises(pytest.fail.Exception, match='it makes keys'):
-        attn(torch.randn(1, 3, 4, 12))
-
-
-class RepeatedMatrices(TorchDispatchMode):
-    """Counts products of a batch of matrices with a single one."""
-    seen = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.bmm.default:
-            self.seen += args[1].stride(0) == 0
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_view_of_channels_first_meets_a_map_once():
-    """Without gradients torch's Linear meets it a row at a time, in bfloat16 with a copy of the map for each."""
-    attn = SelfAttention2d(32, 2, ('content', 'content_position'), 'learned', grid_size=(8, 8)).eval()
-    with torch.no_grad(), RepeatedMatrices() as products:
-        attn(torch.randn(4, 32, 8, 8).permute(0, 2, 3, 1))
-    assert not products.seen
+        with torch.no_grad():
+            torch.testing.assert_close(attn(x), expected)
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'learned'])
 def test_a_map_is_only_made_where_one_is_asked_for(encoding):
-    """Which hooks on all modules, as profilers have them, do not."""
-    attn, x = SelfAttention2d(4, 3, encoding=encoding).eval(), torch.randn(1, 16, 16, 4)
-    for module in attn.modules():
-        module.register_forward_hook(lambda module, args, out: None)
+    attn, x = SelfAttention2d(64, 3, encoding=encoding).eval(), torch.randn(1, 16, 16, 64)
+    attn.value.register_forward_hook(lambda module, args, out: None)
     with LargestTensor() as largest, torch.no_grad():
-        attn(x)
-    assert largest.numel <= 3 * 16 ** 2 * 4
-    attn.fused_attn = False
-    with LargestTensor() as largest, torch.no_grad():
-        attn(x)
-    assert largest.numel >= 3 * 16 ** 4
+        expected = attn(x)
+    assert largest.numel <= 3 * 16 ** 2 * 64
+    seen = []
+    handle = attn.attn_drop.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
+    torch.testing.assert_close(attn(x), expected)
+    handle.remove()
+    with explicit(attn), LargestTensor() as largest, torch.no_grad():
+        torch.testing.assert_close(attn(x), expected)
+    assert largest.numel >= 3 * 16 ** 4 and seen == [(1, 3, 256, 256)]
 
 
 def test_probability_dropout_takes_the_map_and_gives_the_same_numbers():
@@ -179,11 +150,12 @@ def test_maps_of_half_precision_layers_are_made_in_float32(dtype, encoding):
     torch.testing.assert_close(attn.float().attention_probs(x.float()), probs)
 
 
-@pytest.mark.parametrize('center', [0.3, 16., 32., 256., 4096., 1e4])
-@pytest.mark.parametrize('spread', [0., 0.01, 1., 1e3])
-@pytest.mark.parametrize('terms', [('position',), ('content', 'position'), TERMS])
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from([0.3, 16., 32., 256., 4096., 1e4]), st.sampled_from([0., 0.01, 1., 1e3]),
+    st.sampled_from([('position',), ('content', 'position'), TERMS]))
 def test_far_and_sharp_heads_in_float32(center, spread, terms):
-    """Maps and outputs, on whatever path, against float64."""
+    """Maps, and outputs by every formula, against float64."""
     torch.manual_seed(0)
     attn = SelfAttention2d(8, 3, terms).eval()
     with torch.no_grad():
@@ -195,49 +167,25 @@ def test_far_and_sharp_heads_in_float32(center, spread, terms):
             attn.attention_probs(x).double(), exact.attention_probs(x.double()), rtol=0, atol=1e-4)
         expected = exact(x.double())
         torch.testing.assert_close(attn(x).double(), expected, rtol=1e-4, atol=1e-4)
-        with explicit_maps():
+        with explicit(attn):
+            torch.testing.assert_close(attn(x).double(), expected, rtol=1e-4, atol=1e-4)
+        with held_at_once(1):
             torch.testing.assert_close(attn(x).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('center', [1., 16., 32., 4096.])
+@pytest.mark.parametrize('fused', [False, True])
+@pytest.mark.parametrize('center', [1., 16., 4096.])
 @pytest.mark.parametrize('dtype,tolerance', [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
-def test_content_and_far_centres_in_half_precision(center, dtype, tolerance):
+def test_content_and_far_centres_in_half_precision(center, dtype, tolerance, fused):
     torch.manual_seed(0)
     attn = SelfAttention2d(32, 3, ('content', 'position')).eval()
     with torch.no_grad():
         attn.encoding.centers.fill_(center)
         x = torch.randn(2, 16, 16, 32)
         expected = copy.deepcopy(attn).double()(x.double())
-        with torch.autocast('cpu', dtype):
+        with torch.autocast('cpu', dtype), held_at_once(1 if fused else 2 ** 29):
             out = attn(x)
         assert (out - expected).norm() < tolerance * expected.norm()
-
-
-def test_other_threads_do_not_see_explicit_maps():
-    attn, x = SelfAttention2d(4, 3).eval(), torch.randn(1, 16, 16, 4)
-
-    def forward():
-        with LargestTensor() as largest, torch.no_grad():
-            attn(x)
-        return largest.numel
-
-    with explicit_maps():
-        with explicit_maps(), ThreadPoolExecutor() as pool:
-            there = pool.submit(forward).result()
-        here = forward()
-    assert here >= 3 * 16 ** 4 and there == forward() <= 3 * 16 ** 2 * 16
-
-
-@pytest.mark.skipif(torch.__version__ < (2, 14), reason='compilers of older torches break a graph at a ContextVar')
-def test_compiled_layers_see_explicit_maps_in_one_graph():
-    torch._dynamo.reset()
-    counters.clear()
-    attn, x = SelfAttention2d(4, 3).eval(), torch.randn(1, 6, 6, 4)
-    compiled = torch.compile(attn, backend='aot_eager', fullgraph=True, dynamic=False)
-    for context, graphs in ((contextlib.nullcontext(), 1), (explicit_maps(), 2), (contextlib.nullcontext(), 2)):
-        with context:
-            torch.testing.assert_close(compiled(x), attn(x))
-        assert counters['stats']['unique_graphs'] == graphs
 
 
 @pytest.mark.parametrize('encoding,terms', [
@@ -252,6 +200,18 @@ def test_large_images_never_hold_all_scores(encoding, terms):
             out = attn(x)
     torch.testing.assert_close(out, expected)
     assert largest.numel <= heads * side ** 3 * 6
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_training_step_with_content_keeps_memory_linear_in_the_pixels(dtype):
+    """One tensor of all scores would make it 5.6 times as much."""
+    kept = []
+    for side in (16, 32):
+        attn = SelfAttention2d(128, 2, ('content', 'content_position'), 'learned', grid_size=(side, side))
+        x = torch.randn(1, side, side, 128, requires_grad=True)
+        with held_at_once(1), torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
+            kept.append(saved_bytes(attn, x)[0])
+    assert 3 * kept[0] < kept[1] <= 4.6 * kept[0]
 
 
 @pytest.mark.parametrize('encoding,terms', [
@@ -271,6 +231,7 @@ def test_torchscript(encoding, terms):
     (dict(terms=('content', 'content')), 'each once'),
     (dict(terms=('value',)), "terms=.*'value'"),
     (dict(encoding='cubic'), "encoding='cubic'.*quadratic_gen"),
+    (dict(encoding='line'), "encoding='line': needs one of"),
     (dict(encoding='sinusoid'), "terms=.*'position'.*absolute"),
     (dict(encoding='absolute', terms=('content', 'position')), 'absolute'),
 ])
@@ -281,16 +242,16 @@ def test_arguments_that_make_no_sense_are_named(kwargs, match):
 
 @pytest.mark.parametrize('encoding,terms,device', [
     ('quadratic', ('position',), 'cpu'), ('quadratic', ('position',), 'cuda'),
-    ('quadratic_gen', ('position',), 'cuda'), ('learned', ('content', 'content_position'), 'cuda')])
-def test_images_of_224_pixels_stay_under_1_5_gib(encoding, terms, device):
-    """Nothing is read back, and of scores little is held by any kernel; the nets' channels, one layer, one image."""
+    ('quadratic_gen', ('position',), 'cuda'), ('learned', ('content', 'content_position'), 'cpu')])
+def test_images_of_224_pixels_stay_under_1_6_gib(encoding, terms, device):
+    """One layer of the full-size nets, one image."""
     with FakeTensorMode():
         attn = SelfAttention2d(400, 9, terms, encoding, grid_size=(112, 112), device=device).eval()
         x = torch.randn(1, 112, 112, 400, device=device)
         with PeakBytes() as memory, torch.no_grad():
             out = attn(x)
     assert out.device == x.device and out.shape == x.shape
-    assert memory.peak < 1.5 * 2 ** 30
+    assert memory.peak < 1.6 * 2 ** 30
 
 
 @pytest.mark.parametrize('training', [False, True])
@@ -320,10 +281,3 @@ def test_inputs_that_do_not_fit_are_named(encoding, terms, explicit, grad):
             attn(torch.randn(shape))
         with pytest.raises(ValueError, match='needs shape'):
             attn.attention_probs(torch.randn(shape))
-    for dtype in (torch.bfloat16, torch.float64, torch.int64):
-        with pytest.raises(TypeError, match=f"x of dtype {dtype}: needs the layer's"):
-            attn(torch.ones(2, 4, 4, 8, dtype=dtype))
-    with torch.autocast('cpu', torch.bfloat16):
-        assert attn(torch.randn(2, 4, 4, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
-    with pytest.raises(TypeError, match='x of dtype'):
-        attn.bfloat16()(torch.randn(2, 4, 4, 8))

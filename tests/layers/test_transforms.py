@@ -22,7 +22,9 @@ SHAPES = {SelfAttention2d: (2, 2, 3, 4), TokenAttention: (2, 6, 4), SanAttention
 
 def make(kind):
     torch.manual_seed(0)
-    return LAYERS[kind]().double().eval()
+    layer = LAYERS[kind]().double().eval()
+    layer.fused_attn = False  # torch's fused attention has no forward mode
+    return layer
 
 
 @pytest.fixture(params=LAYERS)

@@ -9,6 +9,8 @@ from timm.models import resolve_model_input_args, save_for_hf
 from timm.utils import AttentionExtract
 
 import timm_selfconv
+from held import held_at_once
+from tiny_nets import SHALLOW
 
 BLOCK_NETS = ('sa_quadratic_cifar', 'resvit_cifar')
 NETS = (
@@ -235,3 +237,18 @@ def test_layer_groups(name, small_net):
         assert block is None or group == 1 + int(block[1])
     stages = [group for n, group in groups.items() if n.startswith('stages')]
     assert stages == sorted(stages)
+
+
+@pytest.mark.parametrize('name', SHALLOW)
+@pytest.mark.parametrize('batch', [0, 1, 5])
+def test_chunks_of_images_change_nothing(name, batch, images):
+    """Nor does a module with a hook run more than once."""
+    model, x, seen = timm.create_model(name, **SHALLOW[name]).double().eval(), images(batch, 3, 32, 32).double(), []
+    with torch.no_grad():
+        expected = model.forward_intermediates(x, indices=[0])
+        with held_at_once(1):
+            torch.testing.assert_close(model.forward_intermediates(x, indices=[0]), expected)
+            handle = next(model.children()).register_forward_hook(lambda module, args, out: seen.append(len(out)))
+            torch.testing.assert_close(model(x), model.forward_head(expected[0]))
+    handle.remove()
+    assert seen[-1] == batch

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from timm.models import reparameterize_model
 
-from lora import MergeableLora
+from lora import Lora
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.adapters import plain_copy
 from timm_selfconv.theory import attention_to_conv, conv_to_attention, head_kernels, reparameterizable
 from tiny_nets import noise, random_net
 
@@ -213,16 +212,14 @@ def test_timm_reparameterizes_a_net(encoding, attn_proj):
     assert all(p.grad is not None for p in convs.parameters())
 
 
-def test_adapters_are_part_of_the_convolution():
-    net, x = random_net(), noise(2, 3, 8, 8)
-    for block in net.blocks:
-        block.attn.value, block.attn.proj = MergeableLora(block.attn.value), MergeableLora(block.attn.proj)
-    convs = reparameterize_model(reparameterizable(net, 3))
-    plain = plain_copy(net)
-    torch.testing.assert_close(convs(x), reparameterize_model(reparameterizable(plain, 3))(x))
-    plain.blocks[0].attn.value.register_forward_hook(lambda module, args, out: 2 * out)
-    with pytest.raises(ValueError, match='value=Linear: computes more than its weights say'):
-        attention_to_conv(plain.blocks[0].attn, 3)
+def test_adapters_and_hooks_are_refused():
+    """Their weights are not all that the layer computes."""
+    net = random_net()
+    net.blocks[0].attn.value.register_forward_hook(lambda module, args, out: 2 * out)
+    net.blocks[1].attn.proj = Lora(net.blocks[1].attn.proj)
+    for block, name in zip(net.blocks, ('value=Linear', 'proj=Lora')):
+        with pytest.raises(ValueError, match=f'{name}: needs a plain module'):
+            attention_to_conv(block.attn, 3)
 
 
 def test_hierarchical_nets_share_one_convolution():

@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 from held import LargestTensor
 from timm_selfconv.layers import SelfAttention2d, conv_attention
-from timm_selfconv.layers.kernels import map_attention
+from timm_selfconv.layers.functional import gather_by_maps
 from timm_selfconv.theory import attention_to_conv, conv_to_attention
 from tiny_nets import noise
 
@@ -129,7 +129,8 @@ def test_maps_of_few_keys_compute_what_factors_do(size, out_channels, monkeypatc
         attention.centers.add_(noise(9, 2))
         maps = dense_maps(attention, [n + 2 for n in size])[..., 1:-1, 1:-1]
     by_maps = []
-    monkeypatch.setattr(conv_attention, 'map_attention', lambda *args: by_maps.append(args) or map_attention(*args))
+    monkeypatch.setattr(
+        conv_attention, 'gather_by_maps', lambda *args: by_maps.append(args) or gather_by_maps(*args))
     expected = torch.einsum('hijkl,hoc,bckl->boij', maps, attention.value_weight, x) + conv.bias[:, None, None]
     out = attention(x)
     assert len(by_maps) == (out_channels == 30)

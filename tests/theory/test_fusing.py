@@ -6,7 +6,7 @@ import timm
 import torch
 import torch.nn as nn
 
-from lora import Lora, MergeableLora
+from lora import Lora
 from timm_selfconv import fuse
 from timm_selfconv.theory import conv_to_attention, include, prune_heads, reparameterizable
 from tiny_nets import EVERY_KIND, noise, random_net
@@ -86,24 +86,11 @@ def test_what_cannot_be_fused_is_said():
         fuse(timm.create_model('resnet_tiny_cifar'))
 
 
-@pytest.mark.parametrize('name', ['value', 'proj'])
-def test_what_is_folded_must_say_all_of_itself(name):
-    """See test_adapters.py for all that is refused."""
-    model = small()
-    setattr(model.blocks[1].attn, name, Lora(getattr(model.blocks[1].attn, name)))
-    with pytest.raises(ValueError, match=rf'blocks\.1\.attn\.{name}=.*: computes more than its weights say'):
-        fuse(model)
-
-
-@pytest.mark.parametrize('net', ['sa_quadratic_cifar', 'sa_learned_content_cifar'])
-def test_adapters_that_merge_are_merged_and_all_others_stay(net, images):
-    model, x, calls = small(net), images(2, 3, 32, 32), []
-    attn = model.blocks[0].attn
-    for name in ('value', 'proj'):
-        setattr(attn, name, MergeableLora(getattr(attn, name)))
-    if attn.query is not None:
-        attn.query = Lora(attn.query)
+def test_adapters_and_hooks_elsewhere_stay(images):
+    """Merged layers with adapters are refused, see tests/layers/test_parameters.py."""
+    model, x, calls = small('sa_learned_content_cifar'), images(2, 3, 32, 32), []
+    model.blocks[0].attn.query = Lora(model.blocks[0].attn.query)
     model.blocks[1].attn.register_forward_hook(lambda module, args, out: calls.append(module) or 1.5 * out)
     model.blocks[1].mlp.fc1 = Lora(model.blocks[1].mlp.fc1)
     assert_same(fuse(model), model, x)
-    assert len(calls) == 2 and attn.value.on
+    assert len(calls) == 2

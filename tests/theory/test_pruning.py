@@ -1,13 +1,10 @@
-import copy
-
 import pytest
 import timm
 import torch
 from hypothesis import given, settings, strategies as st
-from timm.utils import reparameterize_model
 
-from timm_selfconv.theory import degenerate_heads, fuse, narrow_heads, precision_eigenvalues, prune_heads
-from timm_selfconv.weights.saving import save_folder
+from lora import Lora
+from timm_selfconv.theory import degenerate_heads, precision_eigenvalues, prune_heads, truncate_values
 from tiny_nets import EVERY_KIND, noise, random_net
 
 
@@ -131,46 +128,23 @@ def test_other_nets_are_refused():
 
 @given(st.sampled_from(EVERY_KIND), st.integers(1, 8), st.integers(0, 2 ** 16))
 @settings(deadline=None, max_examples=25)
-def test_narrow_heads_are_the_nearest_of_their_rank(kind, head_dim, seed):
-    """Values are what the layer computes with their product; singular values that are left out are the error."""
+def test_truncated_values_are_the_nearest_of_their_rank(kind, rank, seed):
+    """The dropped singular values are the error, and nothing else changes."""
     net = random_net(*kind, seed=seed)
-    narrow = narrow_heads(net, head_dim)
-    if head_dim == 8:
-        torch.testing.assert_close(narrow(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)))
-    for block, whole in zip(narrow.blocks, net.blocks):
+    truncated = truncate_values(net, rank)
+    for block, whole in zip(truncated.blocks, net.blocks):
         weights = [attn.value.weight.detach().unflatten(1, (4, 8)) for attn in (block.attn, whole.attn)]
         error = (weights[0] - weights[1]).norm(dim=(0, 2))
-        torch.testing.assert_close(error, torch.linalg.svdvals(weights[1].transpose(0, 1))[:, head_dim:].norm(dim=1))
-    plain = copy.deepcopy(net)
-    for block, attn in zip(plain.blocks, (block.attn for block in narrow.blocks)):
-        block.attn.value.weight.data, block.attn.value.bias.data = attn.value.weight.detach(), attn.value.bias.detach()
-    torch.testing.assert_close(narrow(noise(2, 3, 8, 8)), plain(noise(2, 3, 8, 8)))
+        torch.testing.assert_close(error, torch.linalg.svdvals(weights[1].transpose(0, 1))[:, rank:].norm(dim=1))
+        assert (torch.linalg.matrix_rank(weights[0].transpose(0, 1)) == rank).all()
+        block.attn.value.weight.data = whole.attn.value.weight.detach()
+    torch.testing.assert_close(truncated(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)))
 
 
-def test_a_net_with_narrow_heads_is_a_net(tmp_path):
-    net = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=16, mlp_dim=8, depth=1, head_dim=4).eval()
-    x = noise(2, 3, 32, 32, dtype=torch.float32)
-    save_folder(narrow_heads(timm.create_model('sa_quadratic_tiny_cifar', embed_dim=16, mlp_dim=8, depth=1), 4),
-                tmp_path / 'narrow')
-    saved = timm.create_model(f"local-dir:{tmp_path / 'narrow'}", pretrained=True)
-    assert saved.state_dict().keys() == net.state_dict().keys()
-    torch.testing.assert_close(torch.jit.script(net)(x), net(x))
-    net(x).sum().backward()
-    assert all(p.grad is not None for p in net.blocks[0].attn.value.parameters())
-    torch.testing.assert_close(fuse(net)(x), net(x))
-    torch.testing.assert_close(reparameterize_model(net)(x), net(x))
-    for refused in (lambda: prune_heads(net, {0: [1]}), lambda: narrow_heads(net, 2)):
-        with pytest.raises(ValueError, match='value=HeadValues: computes more than its weights say'):
-            refused()
-    fewer, attn = copy.deepcopy(net), net.blocks[0].attn
-    fewer.blocks[0].attn.keep_heads([3, 0])
-    with torch.no_grad():
-        attn.value.head_weight[[1, 2, *range(4, 9)]] = 0
-    torch.testing.assert_close(fewer(x), net(x))
-    attn.value.head_weight.data.fill_(torch.nan)
-    net.init_weights()
-    assert 0 < attn.value.head_weight.abs().max() < attn.dim ** -0.5
-    with pytest.raises(ValueError, match='head_dim=17: needs an integer from 1 to 16'):
-        narrow_heads(net, 17)
-    with pytest.raises(ValueError, match='head_dim=0: needs an integer of at least 1'):
-        timm.create_model('sa_quadratic_tiny_cifar', head_dim=0)
+def test_ranks_that_do_not_exist_are_named():
+    with pytest.raises(ValueError, match='rank=9: needs an integer from 1 to 8'):
+        truncate_values(random_net(), 9)
+    net = random_net()
+    net.blocks[0].attn.value = Lora(net.blocks[0].attn.value)
+    with pytest.raises(ValueError, match=r'value=Lora: needs a plain module.*merge_and_unload'):
+        truncate_values(net, 2)

@@ -8,19 +8,16 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from .encodings import gaussian_axis_scores
-from .kernels import key_attention, map_attention, separable_attention
-from .kernels.kernel import at_least_float32
-from .kernels.positions import maps_of_factors
+from .functional import at_least_float32, dense_scores, gather_by_factors, gather_by_maps, image_chunks, \
+    maps_of_factors, product_dtype
 
 __all__ = ['CONVS', 'Conv', 'ConvAttention', 'pad_widths', 'tap_centers']
 
 Conv = Union[nn.Conv1d, nn.Conv2d, nn.Conv3d]
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# heads attend together as long as what they gather has at most OUTPUTS times the output's elements, or ELEMENTS
-OUTPUTS, ELEMENTS = 4, 2 ** 20
-# channels from which on the kernel is faster: it lays a pixel's side by side
-FEW = 4
-# output channels for each key from which on maps are faster, whose products are few and large: values cost more then
+# so many heads attend together; more of them do in steps that gather OUTPUTS times the elements of the output, or ELEMENTS
+AT_ONCE, OUTPUTS, ELEMENTS = 9, 4, 2 ** 20
+# output channels per key from which on maps are faster than factors: the value product costs more than they do
 FEW_KEYS = 2
 
 
@@ -236,9 +233,12 @@ class ConvAttention(nn.Module):
         queries = pixels[:, r.start:r.stop:r.step, c.start:c.stop:c.step]
         query = self.query(queries).unflatten(3, shape).permute(0, 3, 1, 2, 4) * self.content ** -0.5
         key = self.key(pixels.flatten(1, 2)).unflatten(2, shape).transpose(1, 2)
-        gathered = key_attention(query, key, pixels.flatten(1, 2)[:, None], rows[None, :, :, None], cols[None, :, None])
-        out = F.linear(gathered.flatten(3), self.value_weight.transpose(0, 1).flatten(1), self.bias)
-        return out.permute(0, 3, 1, 2)
+        maps = dense_scores(query, key, rows[None, :, :, None], cols[None, :, None], None).softmax(dim=-1)
+        return self.to_values(gather_by_maps(maps, pixels, len(c)))
+
+    def to_values(self, gathered: torch.Tensor) -> torch.Tensor:
+        """Map gathered pixels, shape (B, Q1, Q2, heads in_channels), to the output, (B, out_channels, Q1, Q2)."""
+        return F.linear(gathered, self.value_weight.transpose(0, 1).flatten(1), self.bias).permute(0, 3, 1, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Convolve x, shape (B, in_channels, n_1, ..., n_K) or without B.
@@ -266,19 +266,21 @@ class ConvAttention(nn.Module):
             return self.attend_to_content(x)
         batch, size = x.shape[0], x.shape[2:]
         factors = [factor.narrow(2, *keys) for factor, *keys in zip(self.axis_factors(padded), before, size)]
-        if dims == 2 and self.groups == 1 and self.in_channels >= FEW:
+        if dims == 2 and self.groups == 1 and self.num_heads <= AT_ONCE and self.in_channels <= self.out_channels:
             rows, cols = factors
-            weight, pixels = self.value_weight.transpose(0, 1).flatten(1), x.permute(0, 2, 3, 1)
-            if FEW_KEYS * prod(size) > self.out_channels:
-                return separable_attention(rows, cols, pixels, weight, self.bias).permute(0, 3, 1, 2)
-            out = map_attention(maps_of_factors(rows, cols), pixels, weight, self.bias)
-            return out.unflatten(1, (rows.shape[1], cols.shape[1])).permute(0, 3, 1, 2)
+            few = FEW_KEYS * prod(size) <= self.out_channels
+            gathered = self.num_heads * self.in_channels * rows.shape[1] * cols.shape[1]
+            return torch.cat([
+                self.to_values(
+                    gather_by_maps(maps_of_factors(rows, cols), pixels, cols.shape[1]) if few else
+                    gather_by_factors(rows, cols, pixels))
+                for pixels in image_chunks(x.permute(0, 2, 3, 1), gathered)])
 
         outputs = batch * self.out_channels * prod([len(axis) for axis in self.queries(padded)])
         gathered = batch * min(self.in_channels, self.out_channels) * prod(size)
         step = max(1, max(OUTPUTS * outputs, ELEMENTS) // max(1, gathered))
 
-        x = x.permute(*range(2, dims + 2), 1, 0).contiguous()
+        x = x.permute(*range(2, dims + 2), 1, 0).contiguous().to(product_dtype(x))
         out = x.new_zeros(())
         for start in range(0, self.num_heads, step):
             part = self.attend(x, [f[start:start + step] for f in factors], slice(start, start + step))

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module, use_fused_attn
 
 from .encodings import axis_offsets
-from .kernels.kernel import at_least_float32
-from .kernels.positions import maps_of_factors
+from .functional import at_least_float32, maps_of_factors
 
 __all__ = ['GatedAttention']
 
@@ -82,7 +81,7 @@ class GatedAttention(nn.Module):
         """
         query, key = self.query_key(x)
         content = at_least_float32(query * query.shape[3] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)
-        return content, maps_of_factors(*self.factors())
+        return content, maps_of_factors(*self.factors())[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Attend; x and the result have shape (B, N, C).

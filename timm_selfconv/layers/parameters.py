@@ -1,17 +1,23 @@
-"""Checks of sizes, terms and encodings, and the selection of some heads' parameters."""
-from typing import Any, Sequence, Tuple
+"""Checks of arguments and of weights, and the selection of the parameters of some heads."""
+import functools
+from typing import Any, Collection, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.nn as nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from .functional import hooked
 
 __all__ = [
-    'ABSOLUTE', 'ENCODINGS', 'RELATIVE', 'TERMS', 'check_sizes', 'check_terms', 'head_channels', 'select_inputs',
-    'select_parameter']
+    'ABSOLUTE', 'ATTENTION', 'ENCODINGS', 'RELATIVE', 'TERMS', 'check_dense', 'check_sizes', 'check_terms',
+    'head_channels', 'keep_from_decay', 'no_weight_decay', 'select_inputs', 'select_parameter']
 
 TERMS = ('content', 'content_position', 'key_bias', 'position')
 RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
 ABSOLUTE = ('sinusoid', 'absolute')
-ENCODINGS = (*RELATIVE, 'line', *ABSOLUTE)
+ENCODINGS = (*RELATIVE, *ABSOLUTE)
+ATTENTION = ('encoding', 'query', 'key', 'value', 'proj')  # modules with the weights of an attention layer
+LINEAR = (*ATTENTION[1:], 'fc1', 'fc2')
 
 
 def check_sizes(**sizes: Any) -> None:
@@ -34,9 +40,45 @@ def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
         raise ValueError(f'terms={terms!r}: needs one or more of {TERMS}, each once')
     if encoding in ABSOLUTE and terms != ('content',):
         raise ValueError(f"terms={terms!r}: encoding={encoding!r} is absolute and needs terms=('content',)")
-    if encoding == 'line' and ('position' not in terms or 'content_position' in terms):
-        raise ValueError(f"terms={terms!r}: encoding='line' needs 'position' and has no 'content_position'")
     return terms
+
+
+def check_dense(model: nn.Module, names: Optional[Collection[str]] = None, prefix: str = '') -> None:
+    """Refuse modules that compute more than their weights say, for functions that fold or copy weights.
+
+    Args:
+        model: Any net or layer.
+        names: Last parts of the names of the modules to check; all by default.
+        prefix: Name of the model, for the error.
+
+    Raises:
+        ValueError: If a module is wrapped (by an adapter), parametrized, quantised or hooked; it is named.
+    """
+    for name, module in model.named_modules(prefix=prefix):
+        last = name.rpartition('.')[2]
+        if names is not None and last not in names:
+            continue
+        replaced = last in LINEAR and type(module) not in (nn.Linear, nn.Identity)
+        weight = getattr(module, 'weight', None)
+        converted = isinstance(module, nn.Linear) and (type(weight) is not nn.Parameter or weight.is_sparse)
+        if replaced or converted or is_parametrized(module) or hooked(module) or 'forward' in vars(module):
+            raise ValueError(
+                f'{name or "model"}={type(module).__name__}: needs a plain module, without adapters, parametrizations, '
+                'quantised weights or hooks; merge adapters first (peft: merge_and_unload())')
+
+
+def no_weight_decay(model: nn.Module) -> Set[str]:
+    """Names of the parameters that weight decay must skip: the centres and spreads of all attention layers in a net.
+
+    Decay would pull heads towards the query. timm asks a net for these names by its method ``no_weight_decay``.
+    """
+    return {name for name, _ in model.named_parameters() if name.rpartition('.')[2] in ('centers', 'spreads')}
+
+
+def keep_from_decay(model: nn.Module, names: Set[str]) -> None:
+    """Let timm's optimizers skip parameters of a net in weight decay, besides the ones that the net names itself."""
+    own: Set[str] = getattr(model, 'no_weight_decay', set)()
+    model.no_weight_decay = functools.partial(set, own | names)
 
 
 def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int = 0) -> None:

@@ -12,24 +12,15 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function, register_notrace_module
 
 from .footprint import aggregate, footprint
-from .kernels.kernel import hooked
 from .parameters import check_sizes
 
 __all__ = [
-    'PassBatchNorm2d', 'PassStatistics2d', 'SanAttention2d', 'channels_last', 'pairwise_relation',
+    'PassBatchNorm2d', 'PassStatistics2d', 'SanAttention2d', 'pairwise_relation',
     'patchwise_relation', 'pixel_coordinates',
 ]
 
 KINDS = ('pairwise', 'patchwise')
 torch.fx.wrap('aggregate')
-
-
-def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """x, shape (B, C, H, W), with a pixel's channels side by side in memory, but where vmap may run, which can't."""
-    if not torch.jit.is_scripting():
-        if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
-            return x
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 @torch.fx.wrap
@@ -58,9 +49,7 @@ def pairwise_relation(
     places = footprint(place, kernel_size, stride, dilation)
     pairs: List[torch.Tensor] = []
     for i in range(len(keys)):
-        there = (centre - places[i]).expand(key.shape[0], -1, -1, -1)
-        # the one of the two that has no memory format of its own: pairs keep that of queries and keys
-        pairs.append(torch.cat([query - keys[i], channels_last(there)], dim=1))
+        pairs.append(torch.cat([query - keys[i], (centre - places[i]).expand(key.shape[0], -1, -1, -1)], dim=1))
     return torch.cat(pairs, dim=2)
 
 
@@ -266,18 +255,9 @@ class SanAttention2d(nn.Module):
             return x.unflatten(1, [offsets, self.num_maps])
         return x.unflatten(2, [offsets, -1]).softmax(dim=2).transpose(1, 2)
 
-    def _rows_of_qvk(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """Channels ``first`` to ``last`` of the maps of x; the others are computed only where a hook may read them."""
-        if not torch.jit.is_scripting():
-            if type(self.qvk) is nn.Conv2d and not hooked(self.qvk):
-                bias = self.qvk.bias
-                return F.conv2d(x, self.qvk.weight[first:last], None if bias is None else bias[first:last])
-        return self.qvk(x)[:, first:last]
-
     def keys(self, x: torch.Tensor) -> torch.Tensor:
         """Keys of x, shape (B, dim, H, W): shape (B, dim / 16, H, W)."""
-        first = self.query_dim + self.value_dim
-        return self._rows_of_qvk(x, first, first + self.query_dim)
+        return self.qvk(x)[:, self.query_dim + self.value_dim:]
 
     def forward(
             self,
@@ -295,10 +275,6 @@ class SanAttention2d(nn.Module):
         Returns:
             Output, shape (B, dim / 4, ceil(H / stride), ceil(W / stride)).
         """
-        if key is None:
-            query, value, key = self.qvk(x).split([self.query_dim, self.value_dim, self.query_dim], 1)
-        else:
-            rows = self.query_dim + self.value_dim
-            query, value = self._rows_of_qvk(x, 0, rows).split([self.query_dim, self.value_dim], 1)
-        x = aggregate(value, self.weights(query, key, pass_index), self.kernel_size, self.stride, self.dilation)
-        return channels_last(x)  # like all that is made of matrix products
+        query, value, own_key = self.qvk(x).split([self.query_dim, self.value_dim, self.query_dim], 1)
+        weights = self.weights(query, own_key if key is None else key, pass_index)
+        return aggregate(value, weights, self.kernel_size, self.stride, self.dilation)

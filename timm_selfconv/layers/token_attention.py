@@ -7,8 +7,6 @@ import torch.nn.functional as F
 
 from timm.layers import use_fused_attn
 
-from .kernels import key_attention
-
 __all__ = ['TokenAttention']
 
 
@@ -66,10 +64,7 @@ class TokenAttention(nn.Module):
         query, value = self._heads(self.query(x)), self._heads(self.value(x))
         drop = self.attn_drop.p if self.training else 0.
         if self.fused_attn:
-            if torch.jit.is_scripting() or drop > 0.:
-                x = F.scaled_dot_product_attention(query, key, value, dropout_p=drop).transpose(1, 2)
-            else:
-                x = key_attention((query * self.scale).unsqueeze(3), key, value, None, None)
+            x = F.scaled_dot_product_attention(query, key, value, dropout_p=drop).transpose(1, 2)
         else:
             attn = (query * self.scale) @ key.transpose(-2, -1)
             attn = attn.softmax(dim=-1)

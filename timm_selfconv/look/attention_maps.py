@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from timm_selfconv.layers import ConvAttention, GatedAttention, SanAttention2d, SelfAttention2d, gaussian_axis_scores
 from timm_selfconv.layers.conv_attention import pad_widths
-from timm_selfconv.layers.kernels.kernel import at_least_float32
+from timm_selfconv.layers.functional import at_least_float32
 from timm_selfconv.models import ResVit
 from .transformers import CLASS_ATTENTION, GATED_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, patch_grid, \
     private_copy, read_probs

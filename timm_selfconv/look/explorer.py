@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from timm_selfconv.data import label_names, preprocess, rank_classes, to_picture
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.kernels.positions import dense_scores
+from timm_selfconv.layers.functional import dense_scores
 from timm_selfconv.theory.learned_kernels import most_attended
 from timm_selfconv.weights.history import find_history, read_history
 from .attention_maps import attention_layers, attention_maps, class_attention, footprint_weights, has_class_token, \

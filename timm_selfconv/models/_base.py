@@ -1,5 +1,5 @@
 """The skeleton of the nets: what timm asks of a classifier, and the passes through blocks of one width."""
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -9,6 +9,8 @@ from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 
+from timm_selfconv.layers import no_weight_decay
+from timm_selfconv.layers.functional import hooked, image_chunks, traced
 from timm_selfconv.layers.parameters import check_sizes
 
 __all__ = ['Block', 'BlockNet', 'ZooNet', 'check_images', 'to_grid_size']
@@ -75,8 +77,11 @@ class ZooNet(nn.Module):
         """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them."""
         return check_images(x, self.in_chans, self.min_size, self.size_multiple)
 
+    def no_weight_decay(self) -> Set[str]:
+        return no_weight_decay(self)
+
     def init_weights(self) -> None:
-        """Initialise all parameters anew, every module its own way (torch's defaults, like the released code)."""
+        """Initialise all parameters, each module by its own rule (torch's defaults, like the released code)."""
         for module in self.modules():
             reset_parameters = getattr(module, 'reset_parameters', None)
             if reset_parameters is not None:
@@ -102,13 +107,36 @@ class ZooNet(nn.Module):
             self.reset_classifier(0, '')
         return take_indices
 
-    def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+    def pass_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         """Pass images x, shape (B, C, H, W), through the layers before number ``stop``.
 
         Returns:
-            What the last of them gives, and what those numbered in ``take`` do.
+            Output of the last of these layers, and the outputs of the layers numbered in ``take``.
         """
         raise NotImplementedError
+
+    def image_elements(self, height: int, width: int) -> int:
+        """Elements of the largest intermediate result of an image of this size; 0 if chunks are not worth it."""
+        return 0
+
+    @torch.jit.unused
+    def chunks(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Images in chunks that fit the cache of a CPU, where nothing records or watches the pass."""
+        if traced(x) or any(module.training or hooked(module) for module in self.modules()):
+            return [x]
+        elements = self.image_elements(x.shape[2], x.shape[3])
+        return image_chunks(x, elements) if elements else [x]
+
+    def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        """Pass images, see :meth:`pass_layers`; in chunks of them where that is faster."""
+        x = self.check_images(x)
+        if torch.jit.is_scripting():
+            return self.pass_layers(x, take, stop)
+        passed = [self.pass_layers(chunk, take, stop) for chunk in self.chunks(x)]
+        if len(passed) == 1:
+            return passed[0]
+        taken = [torch.cat(layer) for layer in zip(*(layers for _, layers in passed))]
+        return torch.cat([out for out, _ in passed]), taken
 
     def to_grid(self, x: torch.Tensor) -> torch.Tensor:
         """The pixels in what a layer gives, in the net's format."""
@@ -239,8 +267,8 @@ class BlockNet(ZooNet):
         """Input of the first block for images x, shape (B, C, H, W)."""
         raise NotImplementedError
 
-    def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        x = self.embed(self.check_images(x))
+    def pass_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        x = self.embed(x)
         key: Optional[torch.Tensor] = None
         if self.shares_key:
             key = self.blocks[0](x, only_keys=True)

@@ -11,7 +11,7 @@ import torch.nn as nn
 from timm.models import generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock, ResNet
 
-from timm_selfconv.layers import ConvAttention
+from timm_selfconv.layers import ConvAttention, no_weight_decay
 from ._cfg import build_net, cifar_cfgs
 
 __all__ = ['ResNetCifar']
@@ -66,7 +66,7 @@ class ResNetCifar(ResNet):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
-        return {f'{name}.centers' for name, module in self.named_modules() if isinstance(module, ConvAttention)}
+        return no_weight_decay(self)
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, torch.Tensor], model: nn.Module) -> Dict[str, torch.Tensor]:

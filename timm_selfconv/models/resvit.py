@@ -116,6 +116,10 @@ class ResVit(BlockNet):
     def no_weight_decay(self) -> Set[str]:
         return {'pos_embed'}
 
+    @torch.jit.unused
+    def image_elements(self, height: int, width: int) -> int:
+        return self.blocks[0].attn.num_heads * self.num_features * self.pos_embed.shape[1]
+
     def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
         """Resample the positions for another number of (rows, columns) of patches."""
         with torch.no_grad():

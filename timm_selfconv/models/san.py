@@ -21,14 +21,10 @@ from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 
 from timm_selfconv.layers import PassBatchNorm2d, SanAttention2d
-from timm_selfconv.layers.kernels.kernel import hooked, needs_plain_ops
-from timm_selfconv.layers.san_attention import channels_last
 from ._base import ZooNet
 from ._cfg import build_net, cifar_cfgs
 
 __all__ = ['SAN']
-
-STEM_BYTES = 2 ** 21  # of what the stem makes of a group of images
 
 
 @contextlib.contextmanager
@@ -176,19 +172,8 @@ class SAN(ZooNet):
             (r'^stages\.(\d+)\.(?:norm)', (99999,)),
         ])
 
-    def _pass_stem(self, x: torch.Tensor) -> torch.Tensor:
-        # ReLU commutes with max-pooling, so pool first
-        return self.stem_act(self.stem_pool(self.stem_norm(self.stem(x))))
-
-    @torch.jit.unused
-    def _pass_stem_in_groups(self, x: torch.Tensor) -> torch.Tensor:
-        """The stem of images x, a few at a time if unobserved: at full resolution a batch does not fit the cache."""
-        modules = self.stem, self.stem_norm, self.stem_act, self.stem_pool
-        if (torch.is_grad_enabled() or needs_plain_ops(x) or x.device.type != 'cpu'
-                or any(m.training or hooked(m) for m in modules)):
-            return self._pass_stem(x)
-        images = max(1, STEM_BYTES // (self.stem_norm.num_features * x.shape[2] * x.shape[3] * x.element_size()))
-        return torch.cat([self._pass_stem(group) for group in x.split(images)])
+    def image_elements(self, height: int, width: int) -> int:
+        return self.stem_norm.num_features * height * width
 
     def _pass_stage(
             self,
@@ -209,17 +194,15 @@ class SAN(ZooNet):
     @torch.jit.unused
     def _recompute_stage(self, *args: Any) -> Any:
         """As :meth:`_pass_stage`, its intermediate results forgotten till the backward pass makes them anew."""
-        # a compiler decides itself what to recompute, and functional transforms can't
-        if not self.training or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if not self.training or torch.compiler.is_compiling():  # a compiler decides itself which results to recompute
             return self._pass_stage(*args)
         return checkpoint(
             self._pass_stage, *args, use_reentrant=False, preserve_rng_state=False,
             context_fn=lambda: (contextlib.nullcontext(), frozen_statistics(self)))
 
-    def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        # nearly all operations that follow are matrix products over the channels of a pixel
-        x = channels_last(self.check_images(x))
-        x = self._pass_stem(x) if torch.jit.is_scripting() else self._pass_stem_in_groups(x)
+    def pass_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        # ReLU commutes with max-pooling, and is cheaper after it
+        x = self.stem_act(self.stem_pool(self.stem_norm(self.stem(x))))
         key: Optional[torch.Tensor] = None
         taken: List[torch.Tensor] = []
         for i in range(stop):

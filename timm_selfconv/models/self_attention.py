@@ -10,7 +10,7 @@ encode positions; see :class:`timm_selfconv.layers.SelfAttention2d`. Hierarchica
 again, and compute its keys once.
 """
 import functools
-from typing import Any, Dict, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -47,7 +47,6 @@ class SelfAttentionNet(BlockNet):
             hierarchical: bool = False,
             qk_bias: bool = True,
             attn_proj: bool = True,
-            head_dim: Optional[int] = None,
             act_layer: LayerType = 'gelu',
             norm_eps: float = 1e-12,
             drop_rate: float = 0.,
@@ -74,7 +73,6 @@ class SelfAttentionNet(BlockNet):
                 costs no parameters (the report's hierarchical attention).
             qk_bias: Give the query and key maps a bias.
             attn_proj: Send the heads' sum through one more linear map.
-            head_dim: Channels of a head's values, embed_dim by default.
             act_layer: Activation of the MLPs.
             norm_eps: Epsilon of the LayerNorms.
             drop_rate: Dropout rate of hidden states, after attention and MLP (the paper: 0.1).
@@ -106,7 +104,6 @@ class SelfAttentionNet(BlockNet):
                     grid_size=grid_size,
                     qk_bias=qk_bias,
                     proj=attn_proj,
-                    head_dim=head_dim,
                     attn_drop=attn_drop_rate,
                     proj_drop=drop_rate,
                     **dd,
@@ -130,8 +127,12 @@ class SelfAttentionNet(BlockNet):
         """Heads of each block."""
         return tuple(block.attn.num_heads for block in self.blocks)
 
-    def no_weight_decay(self) -> Set[str]:
-        return {n for n, _ in self.named_parameters() if n.endswith(('encoding.centers', 'encoding.spreads'))}
+    @torch.jit.unused
+    def image_elements(self, height: int, width: int) -> int:
+        pixels = height // self.patch_size * (width // self.patch_size)
+        return max([
+            attn.num_heads * pixels * (attn.dim if attn.separable else max(attn.dim, pixels))
+            for attn in (block.attn for block in self.blocks) if isinstance(attn, SelfAttention2d)], default=0)
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         """Downsample images x, shape (B, C, height, width), to a grid, shape (B, H, W, C)."""

@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from timm_selfconv.layers import ConvAttention
 from timm_selfconv.layers.conv_attention import CONVS, Conv, tap_centers
-from timm_selfconv.layers.kernels.kernel import hooked
+from timm_selfconv.layers.functional import hooked
+from timm_selfconv.layers.parameters import keep_from_decay, no_weight_decay
 
 __all__ = ['ConversionReport', 'conv_to_attention', 'convs_to_attention']
 
@@ -207,6 +208,7 @@ def convs_to_attention(
         if module in replaced and name:
             attention.set_submodule(name, replaced[module])
     attention = replaced.get(attention, attention)
+    keep_from_decay(attention, no_weight_decay(attention))
 
     flops_before, _, expected = measure(model, input_size)
     flops_after, convolving, out = measure(attention, input_size)

@@ -9,6 +9,7 @@ import torch.nn as nn
 from timm.models.convit import ConVit
 
 from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers.parameters import check_dense
 from timm_selfconv.models import fuse_convit
 
 __all__ = ['fuse']
@@ -34,6 +35,9 @@ def fuse(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: If the net has no such layers, or hooks on what is folded.
     """
+    for name, layer in model.named_modules():
+        if isinstance(layer, SelfAttention2d):
+            check_dense(layer, ('value', 'proj'), name)
     fused = copy.deepcopy(model)
     convits = [m for m in fused.modules() if isinstance(m, ConVit)]
     for convit in convits:
@@ -45,10 +49,7 @@ def fuse(model: nn.Module) -> nn.Module:
     if not layers:
         raise ValueError(f'model={type(model).__name__}: has no SelfAttention2d layers to fuse, and is no ConViT')
     for name, layer in layers:
-        try:
-            folded = SelfAttention2d.fuse(layer)  # not what a subclass makes of itself
-        except ValueError as e:
-            raise ValueError(f'{name}.{e}' if name else str(e)) from e
+        folded = SelfAttention2d.fuse(layer)  # not the method of a subclass
         if not name:
             return folded
         fused.set_submodule(name, folded)

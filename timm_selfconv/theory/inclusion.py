@@ -4,13 +4,14 @@ The paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) says that att
 holds among its own attentions, for whole nets, borders included, because a softmax over the same scores is the same
 attention. The rungs, from below:
 
-- quadratic in general quadratic: the square root of the precision is ``S = spread I``; on a line, rank 1;
+- quadratic in general quadratic: the square root of the precision is ``S = spread I``;
 - quadratic in learned: on a grid a score is a function of the row offset plus one of the column offset, and tables of
   offsets hold any such function;
 - position in learned + content: the scores stand in the query's bias, query and key weights are zero;
 - position in position + further terms of equation (8): queries and ``u`` are zero;
 - few heads in many: the new heads' values are zero, so pruned nets are in fuller ones too.
 """
+import copy
 from typing import Any, Dict, FrozenSet, Tuple, Union
 
 import timm
@@ -19,14 +20,14 @@ import torch.nn as nn
 from timm.models._input import get_model_input_config
 
 from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d
-from timm_selfconv.layers.adapters import plain_copy
+from timm_selfconv.layers.parameters import check_dense
 from timm_selfconv.models import SelfAttentionNet
 from .pruning import block_attentions
 
 __all__ = ['include']
 
 RUNGS = (
-    'quadratic or line -> quadratic_gen', 'quadratic -> learned', 'position -> learned content + content_position',
+    'quadratic -> quadratic_gen', 'quadratic -> learned', 'position -> learned content + content_position',
     'position -> position and further terms', 'heads -> more heads')
 POSITION = frozenset({'position'})
 
@@ -34,9 +35,8 @@ POSITION = frozenset({'position'})
 def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
     """Encoding and terms of a layer, in the words that :class:`SelfAttention2d` takes."""
     encoding = attn.encoding
-    line = getattr(encoding, 'col_numbers', None) is not None
     names = {
-        QuadraticEncoding: 'line' if line else 'quadratic_gen' if getattr(encoding, 'full', False) else 'quadratic',
+        QuadraticEncoding: 'quadratic_gen' if getattr(encoding, 'full', False) else 'quadratic',
         LearnedEncoding: 'learned',
         AbsoluteEncoding: 'absolute' if getattr(encoding, 'learned', False) else 'sinusoid'}
     return names.get(type(encoding), 'none'), frozenset(attn.terms)
@@ -84,13 +84,11 @@ def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tens
     """Parameters of a quadratic encoding, by name, for a source's position scores; a ValueError if no rung leads there.
     """
     if not isinstance(source, QuadraticEncoding) or not isinstance(encoding, QuadraticEncoding) or (
-            source.full > encoding.full or encoding.col_numbers is not None):
+            source.full > encoding.full):
         raise ValueError('no rung leads to its encoding')
     spreads = source.spreads
     if encoding.spreads.dim() > spreads.dim():
-        line = source.col_numbers
-        root = torch.eye(2) if line is None else torch.tensor([[len(line), 0.], [1., 0.]])
-        spreads = spreads[:, None, None] * root.to(spreads)
+        spreads = spreads[:, None, None] * torch.eye(2).to(spreads)
     return dict(centers=source.centers, spreads=spreads)
 
 
@@ -124,7 +122,7 @@ def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
         raise ValueError('no rung leads there')
     for name, tensor in filled.items():  # heads come first, but tables and numbers have none
         if name in given:
-            if name.endswith(('table', 'numbers')) and tensor.shape != given[name].shape:
+            if name.endswith('table') and tensor.shape != given[name].shape:
                 raise ValueError('its tables are for another grid (create it with the same img_size)')
             tensor[:len(given[name])] = given[name].to(tensor)
         elif name in zeros:
@@ -222,7 +220,7 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
     Position scores are large, and so is what a step of the weights multiplied by them changes: train on gently.
 
     Args:
-        model: A :class:`SelfAttentionNet`; it is left as it is. What its adapters (LoRA) compute is included.
+        model: A :class:`SelfAttentionNet`; it stays unchanged. Merge its adapters (LoRA) first.
         target: Registered name of the other net, which is made with the model's sizes (channels, depth, classes, image
             size, ...) and its own encoding, terms and heads; or a net, of which a copy is filled.
 
@@ -231,17 +229,18 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
 
     Raises:
         ValueError: If no rung of the ladder leads there, the nets differ in something else, or a part of one is
-            wrapped, parametrized or hooked and cannot be merged.
+            wrapped, parametrized or hooked.
     """
     block_attentions(model)  # refuses other nets
     assert isinstance(model, SelfAttentionNet)
-    model = plain_copy(model)
+    check_dense(model)
     if isinstance(target, str):
         rich = create_target(target, model)
     else:
         block_attentions(target)
         assert isinstance(target, SelfAttentionNet)
-        rich = plain_copy(target)
+        check_dense(target)
+        rich = copy.deepcopy(target)
     try:
         fill(rich, model)
     except ValueError as e:

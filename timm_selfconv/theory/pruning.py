@@ -1,16 +1,16 @@
-"""Pruning of heads, appendix E of the paper: those whose Gaussian is next to flat, or next to a line; narrower ones."""
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, cast
+"""Pruning of degenerate heads (appendix E of the paper), and values of a lower rank."""
+import copy
+from typing import Dict, Iterable, List, Mapping, Sequence, cast
 
 import torch
 import torch.nn as nn
 from timm.models._input import update_model_args
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
-from timm_selfconv.layers.adapters import ATTENTION, plain_copy
-from timm_selfconv.layers.values import HeadValues
+from timm_selfconv.layers.parameters import ATTENTION, check_dense
 from timm_selfconv.models import SelfAttentionNet
 
-__all__ = ['condition_numbers', 'degenerate_heads', 'narrow_heads', 'precision_eigenvalues', 'prune_heads']
+__all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'prune_heads', 'truncate_values']
 
 
 def block_attentions(model: nn.Module) -> List[SelfAttention2d]:
@@ -95,8 +95,8 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
     other: it trains on, and what it was made with (``num_heads`` as it is now) is saved by timm along with it.
 
     Args:
-        model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is. Adapters (LoRA) in its
-            attention layers are merged in the smaller net.
+        model: A :class:`SelfAttentionNet` of any terms and encoding; it stays unchanged. Merge its
+            adapters (LoRA) first.
         heads: Heads to drop, counted from 0, of each layer, counted from 0.
 
     Returns:
@@ -104,8 +104,7 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
 
     Raises:
         ValueError: If heads are given without their layers, there is no such layer or head, a head stands twice, no
-            head of a layer would be left, or part of an attention layer is wrapped, parametrized or hooked and cannot
-            be merged.
+            head of a layer would be left, or part of an attention layer is wrapped, parametrized or hooked.
     """
     numbers = [attn.num_heads for attn in block_attentions(model)]
     if not isinstance(heads, Mapping) or not all(isinstance(dropped, Iterable) for dropped in heads.values()):
@@ -120,7 +119,8 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
             raise ValueError(f'heads={dict(heads)}: no head of layer {layer} would be left, and it needs one')
 
     assert isinstance(model, SelfAttentionNet)
-    pruned = plain_copy(model, ATTENTION)
+    check_dense(model, ATTENTION)
+    pruned = copy.deepcopy(model)
     for layer, attn in enumerate(block_attentions(pruned)):
         attn.keep_heads([head for head in range(attn.num_heads) if head not in heads.get(layer, ())])
     update_model_args(pruned, num_heads=pruned.num_heads)
@@ -128,35 +128,31 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
 
 
 @torch.no_grad()
-def narrow_heads(model: nn.Module, head_dim: int) -> SelfAttentionNet:
-    """A net whose heads have values of fewer channels, each map of a head's pixel the nearest one of that rank.
+def truncate_values(model: nn.Module, rank: int) -> SelfAttentionNet:
+    """Replace the value matrix of each head by the nearest matrix of a rank (Eckart, Young, 1936).
 
-    With ``D_h`` channels a head's product ``W_val W_out`` has rank min(D_h, D_out), as the paper's remark on Theorem 1
-    says; the nearest (Eckart, Young, 1936) leaves out the smallest singular values.
+    With D_h channels a head has a value matrix ``W_val W_out`` of rank min(D_h, D_out): the paper's remark on
+    Theorem 1. So the accuracy of the copy says how many channels the heads of a trained net need.
 
     Args:
-        model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is.
-        head_dim: Channels of a head's values, ``D_h``.
+        model: A :class:`SelfAttentionNet` of any terms and encoding; it stays unchanged. Merge its adapters first.
+        rank: Rank of each value matrix, D_h.
 
     Returns:
-        The net, made with this ``head_dim`` as its keyword is, in the same mode and on the same device.
+        A copy of the net.
 
     Raises:
-        ValueError: If head_dim is not from 1 to the channels of a layer, or part of an attention layer is wrapped,
-            parametrized or hooked and cannot be merged.
+        ValueError: If the rank is not from 1 to the channels of a layer, or a value layer is wrapped, parametrized or
+            hooked.
     """
     layers = block_attentions(model)
-    if isinstance(head_dim, bool) or not isinstance(head_dim, int) or not 1 <= head_dim <= layers[0].dim:
-        raise ValueError(f'head_dim={head_dim!r}: needs an integer from 1 to {layers[0].dim}, the channels of a layer')
-    narrow: Any = plain_copy(model, ATTENTION)
-    for attn in block_attentions(narrow):
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= layers[0].dim:
+        raise ValueError(f'rank={rank!r}: needs an integer from 1 to {layers[0].dim}, the channels of a layer')
+    check_dense(model, ('value',))
+    truncated = copy.deepcopy(model)
+    for attn in block_attentions(truncated):
         weight = attn.value.weight.unflatten(1, (attn.num_heads, attn.dim)).transpose(0, 1)  # (heads, out, in)
         left, singular, right = torch.linalg.svd(weight.cpu().double(), full_matrices=False)
-        roots = singular[:, :head_dim, None].sqrt()
-        values = HeadValues(attn.num_heads, attn.dim, head_dim).to(weight)
-        values.head_weight.copy_((roots * right[:, :head_dim]).mT)
-        values.out.weight.copy_((roots.mT * left[..., :head_dim]).transpose(0, 1).flatten(1))
-        values.out.bias.copy_(attn.value.bias)
-        attn.value = values.train(attn.training)
-    update_model_args(narrow, head_dim=head_dim)
-    return cast(SelfAttentionNet, narrow)
+        nearest = left[..., :rank] * singular[:, None, :rank] @ right[:, :rank]
+        attn.value.weight.copy_(nearest.transpose(0, 1).flatten(1))
+    return cast(SelfAttentionNet, truncated)

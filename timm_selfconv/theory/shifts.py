@@ -12,7 +12,7 @@ import torch.nn as nn
 from timm.layers import register_notrace_module
 
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.adapters import ATTENTION, plain_copy
+from timm_selfconv.layers.parameters import ATTENTION, check_dense
 from .learned_kernels import Offset, learned_kernels
 
 __all__ = ['ShiftAttention2d', 'ShiftReport', 'to_shifts', 'with_shifts']
@@ -78,7 +78,7 @@ class ShiftAttention2d(nn.Module):
             self.rest = copy.deepcopy(attn)
             self.rest.keep_heads(others)
             self.rest.proj = self.rest.proj_drop = nn.Identity()
-            getattr(self.value, 'out', self.value).bias = None  # the other heads have it
+            self.value.bias = None  # the other heads have it
 
     def forward(self, x: torch.Tensor, key: None = None) -> torch.Tensor:
         """Shift and attend; there are no keys, as no head looks at content."""
@@ -97,8 +97,8 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
     """A net some of whose heads are given shifts, such as those of a report: it loads the weights of such a net.
 
     Args:
-        model: A net with :class:`SelfAttention2d` layers that attend by position only; it is left as it is. Adapters
-            (LoRA) in its attention layers are merged in the copy.
+        model: A net with :class:`SelfAttention2d` layers that attend by position only; it stays
+            unchanged. Merge its adapters (LoRA) first.
         shifts: For each layer the (head, (row, column)) to replace, offsets in pixels from the query.
 
     Returns:
@@ -106,7 +106,7 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
 
     Raises:
         ValueError: If a layer looks at content, shifts and layers differ in number, there is no such head, or part of a
-            layer is wrapped, parametrized or hooked and cannot be merged.
+            layer is wrapped, parametrized or hooked.
     """
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, SelfAttention2d)]
     if not layers or any(layer.terms != ('position',) for _, layer in layers):
@@ -115,7 +115,8 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
             'at content are no shifts')
     if len(shifts) != len(layers):
         raise ValueError(f'shifts for {len(shifts)} layers: needs them for {len(layers)}')
-    net = plain_copy(model, ATTENTION)
+    check_dense(model, ATTENTION)
+    net = copy.deepcopy(model)
     for (name, _), own in zip(layers, shifts):
         layer: Any = net.get_submodule(name)
         if own:

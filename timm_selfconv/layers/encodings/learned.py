@@ -5,14 +5,16 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm.layers import register_notrace_module
+from timm.layers import register_notrace_function, register_notrace_module
 
-from ..kernels.kernel import at_least_float32
+from ..functional import at_least_float32
 from ..parameters import select_parameter
 
 __all__ = ['LearnedEncoding', 'relative_table', 'resample_table']
 
 
+@torch.fx.wrap
+@register_notrace_function
 def relative_table(table: torch.Tensor, size: int, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
     """The row of an offset table for every query and key of one axis.
 
@@ -164,26 +166,3 @@ class LearnedEncoding(nn.Module):
             cols = of_cols if cols is None else cols + of_cols
         assert rows is not None and cols is not None
         return rows, cols, None
-
-    def pixel_scores(
-            self,
-            x: torch.Tensor,
-            weight: torch.Tensor,
-            height: int,
-            queries: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Scores of the content-position term for queries ``weight x``, whose map is multiplied into the tables.
-
-        Args:
-            x: Pixels, shape (B, Q, W, channels).
-            weight: Map of a pixel to each head's query, shape (heads, head_dim, channels).
-            height: Number of rows H.
-            queries: Rows of the pixels, shape (Q,); all H by default.
-
-        Returns:
-            Row scores, shape (B, heads, Q, W, H), and column scores, (B, heads, Q, W, W).
-        """
-        of_row, of_col = weight.chunk(2, 1)
-        row_table = relative_table(torch.einsum('nd,hdc->nhc', self.row_table, of_row), height, queries)
-        col_table = relative_table(torch.einsum('nd,hdc->nhc', self.col_table, of_col), x.shape[2])
-        return torch.einsum('bijc,ikhc->bhijk', x, row_table), torch.einsum('bijc,jlhc->bhijl', x, col_table)

@@ -5,13 +5,15 @@ from typing import Any, TYPE_CHECKING, Final, Optional, Tuple
 import torch
 import torch.nn as nn
 
-from timm.layers import register_notrace_module, trunc_normal_
+from timm.layers import register_notrace_function, register_notrace_module, trunc_normal_
 
 from ..parameters import select_parameter
 
 __all__ = ['QuadraticEncoding', 'around_nearest', 'axis_offsets', 'gaussian_axis_scores']
 
 
+@torch.fx.wrap
+@register_notrace_function
 def axis_offsets(size: int, like: torch.Tensor, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
     """Offsets ``key - query`` between positions of one axis.
 
@@ -55,6 +57,8 @@ def gaussian_axis_scores(
     return -0.5 * precision * to_nearest * (to_nearest + 2 * from_center)
 
 
+@torch.fx.wrap
+@register_notrace_function
 def around_nearest(
         centers: torch.Tensor,
         size: int,
@@ -81,23 +85,16 @@ class QuadraticEncoding(nn.Module):
     ``r_delta`` is ``(|delta|^2, delta_1, delta_2)``, or ``(delta_1^2, delta_2^2, delta_1, delta_2, delta_1 delta_2)``
     with a full precision.
 
-    Two dimensions are enough: on a line, ``r_delta`` is ``(t^2, t)`` where ``t = T delta_1 + delta_2`` numbers the
-    offsets. With ``T = 2 W - 1`` those on grids of up to W columns have a number each, so that
-    ``-spread^2 / 2 (t - t_Delta)^2`` can single out any of them. This is the full precision
-    ``spread^2 (T, 1)' (T, 1)``, of rank 1: a head looks along its row and on into the rows beside it.
-
     Attributes:
         centers: Where the heads look, (row, column) offsets in pixels, shape (heads, 2).
         spreads: Inverse standard deviations, shape (heads,), or square roots ``S`` of the precisions, shape
             (heads, 2, 2).
-        col_numbers: On a line the numbers of the column offsets, a buffer of shape (T,); else None.
         query_weight: The hatted ``W_key`` of equation (8): a query's coefficients of ``r_delta``, shape
             (heads, head_dim, 3 or 5). Only with the content-position term.
     """
     full: Final[bool]
     position: Final[bool]
     content_position: Final[bool]
-    col_numbers: Optional[torch.Tensor]
     if TYPE_CHECKING:  # torchscript would hold us to these where a term is left out and its parameters are None
         centers: torch.Tensor
         spreads: torch.Tensor
@@ -110,7 +107,6 @@ class QuadraticEncoding(nn.Module):
             full: bool = False,
             position: bool = True,
             content_position: bool = False,
-            line_width: Optional[int] = None,
             device: Any = None,
             dtype: Any = None,
     ):
@@ -121,11 +117,10 @@ class QuadraticEncoding(nn.Module):
             full: Give each head a full 2 x 2 precision instead of one spread.
             position: Keep the position term, ``v r_delta``.
             content_position: Keep the content-position term, ``x_q Wq r_delta``.
-            line_width: Number the offsets along a line, for grids of up to so many columns; position term only.
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
-        self.full = full or line_width is not None
+        self.full = full
         self.position = position
         self.content_position = content_position
 
@@ -135,7 +130,6 @@ class QuadraticEncoding(nn.Module):
         self.register_parameter('centers', parameter(position, num_heads, 2))
         self.register_parameter('spreads', parameter(position, num_heads, *((2, 2) if full else ())))
         self.register_parameter('query_weight', parameter(content_position, num_heads, head_dim, 5 if full else 3))
-        self.register_buffer('col_numbers', torch.arange(1. - line_width, line_width, **dd) if line_width else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -145,8 +139,6 @@ class QuadraticEncoding(nn.Module):
             nn.init.normal_(self.spreads, std=0.01)
             with torch.no_grad():
                 (self.spreads.diagonal(dim1=1, dim2=2) if self.spreads.dim() == 3 else self.spreads).add_(1.)
-                if self.col_numbers is not None:  # between two rows a number is columns away
-                    self.centers[:, 0].round_()
         if self.content_position:
             trunc_normal_(self.query_weight, std=0.02)
 
@@ -155,27 +147,13 @@ class QuadraticEncoding(nn.Module):
         for name in ('centers', 'spreads', 'query_weight'):
             select_parameter(self, name, heads)
 
-    def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
-        """Number the offsets anew for inputs of other (rows, columns), where they are; heads look where they did."""
-        if self.col_numbers is not None:
-            with torch.no_grad():
-                stride = len(self.col_numbers)
-                rows = (self.centers[:, 0] + self.centers[:, 1] / stride).round()
-                self.centers[:, 1] += (self.centers[:, 0] - rows) * stride
-                self.centers[:, 0] = rows
-            self.col_numbers = torch.arange(1 - grid_size[1], grid_size[1]).to(self.col_numbers)
-
     def precisions(self) -> torch.Tensor:
         """Precision ``Sigma^-1`` of each head (appendix D.1), at least float32, shape (heads, 2, 2)."""
-        spreads, numbers = self.spreads.to(torch.promote_types(self.spreads.dtype, torch.float32)), self.col_numbers
+        spreads = self.spreads.to(torch.promote_types(self.spreads.dtype, torch.float32))
         if spreads.dim() == 1:
             spreads = spreads[:, None, None] * torch.eye(2, device=spreads.device, dtype=spreads.dtype)
         # element by element: autocast would run a matrix product in half precision
-        precision = (spreads[:, :, None, :] * spreads[:, None, :, :]).sum(-1)
-        if numbers is not None:
-            along = torch.tensor([numbers.shape[0], 1], device=precision.device, dtype=precision.dtype)
-            precision = precision[:, :1, :1] * along[:, None] * along
-        return precision.clamp(-1e30, 1e30)
+        return (spreads[:, :, None, :] * spreads[:, None, :, :]).sum(-1).clamp(-1e30, 1e30)
 
     def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The position term of equation (8) by offset: ``rows[d1] + cols[d2] + cross d1 d2``, to a constant.
@@ -217,11 +195,6 @@ class QuadraticEncoding(nn.Module):
             Row scores, (B or 1, heads, Q, W or 1, H), column scores, (B or 1, heads, Q or 1, W, W), and, for a full
             precision, what couples the axes, (B or 1, heads, Q, W, H, W); key axes last.
         """
-        numbers = self.col_numbers
-        if numbers is not None and 2 * width > len(numbers) + 1:
-            raise ValueError(
-                f"the input has {width} columns, but encoding='line' numbers {(len(numbers) + 1) // 2}: "
-                'create the model with a larger img_size or call set_input_size(img_size=...)')
         rows: Optional[torch.Tensor] = None
         cols: Optional[torch.Tensor] = None
         cross: Optional[torch.Tensor] = None

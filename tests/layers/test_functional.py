@@ -1,0 +1,123 @@
+"""Each formula against the whole map in float64; and which formula runs when."""
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from held import held_at_once
+from timm_selfconv.layers import functional
+from timm_selfconv.layers.functional import dense_scores, gather_by_factors, gather_by_maps, gather_fused, \
+    image_chunks, maps_of_factors, prefers_maps, rows_at_once
+
+
+def inputs(heads=3, batch=3, keys=(3, 4), queries=(3, 4), channels=5):
+    """Row and column probabilities and pixels that ask for gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (heads, queries[0], keys[0]), (heads, queries[1], keys[1]), (batch, *keys, channels)
+    rows, cols, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return [t.requires_grad_() for t in (rows.softmax(-1), cols.softmax(-1), x)]
+
+
+def by_the_map(rows, cols, x):
+    """Equation (1) with the whole map, a Kronecker product a head."""
+    maps = torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)])
+    return torch.einsum('hqk,bkc->bqhc', maps, x.flatten(1, 2)).flatten(2).unflatten(1, (rows.shape[1], -1))
+
+
+def through_maps(rows, cols, x):
+    return gather_by_maps(maps_of_factors(rows, cols), x, cols.shape[1])
+
+
+each_formula = pytest.mark.parametrize('gather', [gather_by_factors, through_maps])
+sides = st.tuples(st.integers(1, 6), st.integers(1, 6))
+
+
+@each_formula
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 4), st.integers(0, 4), sides, sides)
+def test_factors_and_maps_are_the_product_with_the_map(gather, heads, batch, keys, queries):
+    tensors = inputs(heads, batch, keys, queries)
+    out, expected = gather(*tensors), by_the_map(*tensors)
+    torch.testing.assert_close(out, expected)
+    grad = torch.randn_like(expected)
+    torch.testing.assert_close(*(torch.autograd.grad(o, tensors, grad) for o in (out, expected)))
+
+
+@each_formula
+def test_first_and_second_derivatives(gather):
+    assert torch.autograd.gradcheck(gather, inputs())
+    assert torch.autograd.gradgradcheck(gather, inputs(2, 2, (2, 2), (2, 2), 2))
+
+
+@each_formula
+@pytest.mark.parametrize('dtype,tolerance', [(torch.float32, 1e-6), (torch.bfloat16, 0.01), (torch.float16, 2e-3)])
+@pytest.mark.parametrize('autocast', [False, True])
+def test_every_dtype_to_its_rounding(gather, dtype, tolerance, autocast):
+    exact = inputs(9, 8, (6, 6), (6, 6), 40)
+    rows, cols, x = (t.detach().float() for t in exact)
+    with torch.autocast('cpu', dtype, enabled=autocast and dtype != torch.float32):
+        out = gather(rows, cols, x if autocast else x.to(dtype))
+    expected = by_the_map(*exact)
+    assert out.dtype == dtype
+    assert (out - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
+@each_formula
+def test_pixels_of_any_layout(gather, layout):
+    rows, cols, x = inputs()
+    laid = x.permute(0, 3, 1, 2).contiguous(memory_format=layout).permute(0, 2, 3, 1)
+    torch.testing.assert_close(gather(rows, cols, laid), by_the_map(rows, cols, x))
+
+
+def test_no_probability_is_denormal():
+    probs = torch.tensor([0.5, 1e-29, 1e-31, 1e-40, 0.]).view(1, 1, 1, 5)
+    for dtype in (torch.float32, torch.float64):
+        gathered = gather_by_maps(probs, torch.eye(5, dtype=dtype).view(1, 1, 5, 5), 1)
+        assert gathered.flatten().tolist() == [0.5, probs.flatten()[1].item(), 0., 0., 0.]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 3), st.integers(1, 3), sides, st.integers(1, 5), st.booleans())
+def test_fused_attention_is_the_softmax_of_all_scores(batch, heads, grid, channels, positions):
+    torch.manual_seed(0)
+    (height, width), options = grid, dict(dtype=torch.float64, requires_grad=True)
+    query = torch.randn(batch, heads, height, width, channels, **options)
+    key = torch.randn(batch, heads, height * width, channels, **options)
+    x = torch.randn(batch, height, width, 7, **options)
+    rows = torch.randn(1, heads, height, 1, height, **options) if positions else None
+    cols = torch.randn(1, heads, 1, width, width, **options) if positions else None
+    out = gather_fused(query, key, x, rows, cols)
+    maps = dense_scores(query, key, rows, cols, None).softmax(-1)
+    expected = gather_by_maps(maps, x, width)
+    torch.testing.assert_close(out, expected)
+    tensors = [t for t in (query, key, x, rows, cols) if t is not None]
+    grad = torch.randn_like(out)
+    torch.testing.assert_close(*(torch.autograd.grad(o, tensors, grad) for o in (out, expected)))
+
+
+@pytest.mark.parametrize('grid,channels,dtype,device,amx,wanted', [
+    ((8, 8), 64, torch.float32, 'cpu', False, True),
+    ((8, 9), 400, torch.float32, 'cpu', True, False),
+    ((16, 16), 400, torch.bfloat16, 'cpu', True, True),
+    ((16, 16), 400, torch.bfloat16, 'cpu', False, False),
+    ((24, 24), 400, torch.bfloat16, 'cpu', True, False),
+    ((8, 8), 48, torch.float32, 'cpu', False, True),
+])
+def test_maps_are_for_small_grids_and_matrix_units(grid, channels, dtype, device, amx, wanted, monkeypatch):
+    monkeypatch.setattr(functional, 'has_matrix_units', lambda: amx)
+    x = torch.zeros(1, *grid, channels, dtype=dtype, device=device)
+    assert prefers_maps(x) is wanted
+    with torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
+        assert prefers_maps(x.float()) is wanted
+    assert not prefers_maps(x.to('meta'))  # where operations are counted
+
+
+def test_chunks_are_for_plain_forward_passes():
+    x = torch.zeros(5, 4, 4, 2)
+    with held_at_once(1):
+        assert len(image_chunks(x, 100)) == 1 and list(rows_at_once(x, 3)) == [None]
+        with torch.no_grad():
+            assert len(image_chunks(x, 100)) == 5 and len(rows_at_once(x, 3)) == 4
+    with torch.no_grad(), held_at_once(4 * 3 * 4 * 4 * 4 * 3):
+        assert [len(rows) for rows in rows_at_once(x, 3)] == [3, 1]
+        assert [len(chunk) for chunk in image_chunks(x, 4 * 3 * 4 * 4 * 3 // 2)] == [2, 2, 1]

@@ -1,0 +1,65 @@
+import pytest
+import timm
+import torch.nn as nn
+from torch.nn.utils.parametrizations import weight_norm
+from timm.optim import create_optimizer_v2
+
+from lora import Lora
+from timm_selfconv.layers import SelfAttention2d, no_weight_decay
+from timm_selfconv.theory import convs_to_attention, fuse, include, prune_heads
+from tiny_nets import random_net
+
+
+class Doubled(nn.Linear):
+    pass
+
+
+CHANGES = dict(
+    adapted=Lora,
+    subclassed=lambda layer: Doubled(*layer.weight.shape[::-1]).double(),
+    parametrized=weight_norm,
+    hooked=lambda layer: layer.register_forward_hook(lambda module, args, out: 2 * out) and layer,
+    hooked_before=lambda layer: layer.register_forward_pre_hook(lambda module, args: None) and layer,
+    patched=lambda layer: setattr(layer, 'forward', lambda x: x) or layer,
+    sparse=lambda layer: setattr(layer, 'weight', nn.Parameter(layer.weight.detach().to_sparse())) or layer,
+)
+
+
+@pytest.mark.parametrize('part', ['value', 'proj'])
+@pytest.mark.parametrize('change', CHANGES)
+def test_layers_that_compute_more_than_their_weights_are_named(change, part):
+    net = random_net()
+    attn = net.blocks[1].attn
+    setattr(attn, part, CHANGES[change](getattr(attn, part)))
+    for use in (lambda: include(net, random_net()), lambda: prune_heads(net, {0: [1]}), lambda: fuse(net)):
+        with pytest.raises(ValueError, match=rf'^blocks\.1\.attn\.{part}=\w+: needs a plain module.*merge_and_unload'):
+            use()
+
+
+@pytest.mark.parametrize('name', ['', 'stem', 'blocks.0', 'blocks.0.mlp.fc1'])
+def test_hooks_that_a_richer_net_would_lose_are_named(name):
+    net = random_net()
+    net.get_submodule(name).register_forward_hook(lambda module, args, out: 2 * out)
+    with pytest.raises(ValueError, match=rf"^{name or 'model'}=\w+: needs a plain module"):
+        include(net, random_net('quadratic_gen'))
+
+
+def decays(model):
+    groups = create_optimizer_v2(model, 'adamw', lr=0.1, weight_decay=0.05).param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {names[id(p)] for group in groups if group['weight_decay'] for p in group['params']}
+
+
+def test_weight_decay_skips_centres_wherever_a_net_is_made():
+    """Converted nets, nets for features and nets of timm with our layers, by timm's own optimizer factory."""
+    converted, _ = convs_to_attention(timm.create_model('resnet_tiny_cifar', channels=(8,) * 4))
+    features = timm.create_model('sa_quadratic_tiny_cifar', features_only=True, embed_dim=8, mlp_dim=8, depth=3)
+    zoo = timm.create_model('sa_quadratic_gen_cifar', embed_dim=8, mlp_dim=8, depth=1)
+    attention = timm.create_model('resnet_tiny_cifar', channels=(8,) * 4, attention_stages=('layer1',))
+    for model in (converted, features, zoo, attention):
+        heads = no_weight_decay(model)
+        assert heads and heads <= dict(model.named_parameters()).keys()
+        assert decays(model) and not {name for name in decays(model) if name.endswith(('centers', 'spreads'))}
+
+    own = nn.Sequential(SelfAttention2d(8, 3), nn.Flatten())
+    assert no_weight_decay(own) == {'0.encoding.centers', '0.encoding.spreads'}
