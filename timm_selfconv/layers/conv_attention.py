@@ -15,7 +15,7 @@ __all__ = ['CONVS', 'Conv', 'ConvAttention', 'pad_widths', 'tap_centers']
 
 Conv = Union[nn.Conv1d, nn.Conv2d, nn.Conv3d]
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# so many heads attend together; more of them do in steps that gather OUTPUTS times the elements of the output, or ELEMENTS
+# so many heads attend together; more do in steps that gather OUTPUTS times the elements of the output, or ELEMENTS
 AT_ONCE, OUTPUTS, ELEMENTS = 9, 4, 2 ** 20
 # output channels per key from which on maps are faster than factors: the value product costs more than they do
 FEW_KEYS = 2
