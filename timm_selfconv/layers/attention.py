@@ -117,9 +117,9 @@ class SelfAttention2d(nn.Module):
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
         """Keys of x, shape (B, H, W, dim): shape (B, heads, H W, dim). Only for terms with content or key_bias."""
-        _, key, _, _, _ = self.score_parts(x)
-        assert key is not None
-        return key
+        assert self.key is not None
+        key = self.key(self.encoding(x) if self.absolute else x)
+        return key.view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
     @torch.jit.unused
     def fuse(self) -> 'SelfAttention2d':
@@ -188,7 +188,7 @@ class SelfAttention2d(nn.Module):
         if self.absolute:
             x = self.encoding(x)
         if self.key is not None and key is None:
-            key = self.key(x).view(x.shape[0], height * width, self.num_heads, self.dim).transpose(1, 2)
+            key = self.key(x).view(x.shape[0], height * width, self.num_heads, self.dim).transpose(1, 2)  # as keys()
         if queries is not None:
             x = x.index_select(1, queries)
         if self.query is not None:
@@ -235,7 +235,8 @@ class SelfAttention2d(nn.Module):
         x = check_input(x, self.dim)
         explicit = not self.fused_attn
         if not torch.jit.is_scripting():
-            explicit = explicit or len(self.attn_drop._forward_hooks) > 0
+            # hooks on all modules, as profilers set them, need no map
+            explicit = explicit or len(self.attn_drop._forward_hooks) > len(self.proj_drop._forward_hooks)
         if self.separable and not explicit and not (self.training and self.attn_drop.p > 0.):
             rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
             row_probs, col_probs = axis_probs(rows[0, :, :, 0]), axis_probs(cols[0, :, 0])
