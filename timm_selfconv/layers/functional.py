@@ -8,7 +8,7 @@ below 1e-30 become zero: they change no sum, and products of denormal numbers ar
 - maps: an explicit map, O(N^2 C) a head, in one large product. For any scores.
 - fused: torch's fused attention, O(N^2 C) a head, which keeps no map. For content with separable scores of positions.
 """
-from typing import Dict, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ def product_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
-def rows_at_once(x: torch.Tensor, maps: int) -> Sequence[Optional[torch.Tensor]]:
+def rows_at_once(x: torch.Tensor, maps: int) -> List[Optional[torch.Tensor]]:
     """Rows of queries that attend together by explicit maps, for an input of shape (B, H, W, C).
 
     Returns:
@@ -62,7 +62,7 @@ def rows_at_once(x: torch.Tensor, maps: int) -> Sequence[Optional[torch.Tensor]]
         return [None]
     height, width = x.shape[1:3]
     size = max(1, SCORE_BYTES // (4 * maps * width * height * width))
-    return [None] if size >= height else torch.arange(height, device=x.device).split(size)
+    return [None] if size >= height else list(torch.arange(height, device=x.device).split(size))
 
 
 def image_chunks(x: torch.Tensor, elements: int) -> Sequence[torch.Tensor]:
