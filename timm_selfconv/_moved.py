@@ -11,6 +11,8 @@ MOVED = {  # old name: new name, both in timm_selfconv; '' for a package of move
     **{f'analysis.{name}': f'measure.{name}' for name in ('bench', 'counting', 'published', 'tables')},
     'hub': 'weights.saving',
     'train': 'commands.train',
+    'training.initialization': 'training.net',
+    'training.optimization': 'training.net',
 }
 
 

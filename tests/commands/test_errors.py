@@ -71,6 +71,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     *((['finetune', net, 'own', *words, '--output', 'out'], message) for net, *words, message in (
         ['sa_quadratic_h16_cifar', 'has no trained weights yet'], [NET, 'nonsense=1', 'nonsense'],
         [NET, '--img-size', '18', 'timm-selfconv: img_size=18: needs'])),
+    (['heads', 'resnet18', '--untrained'], 'model=resnet18: has no attention maps; needs'),
     (['classify', NET, 'parquet'], "images=['parquet']: no pictures there"),
     ([*PRUNE, '--heads', '0:1;2'], "'0:1;2': needs LAYER:HEAD,HEAD"),
     ([*PRUNE, '--heads', '0:1', '0:2'], 'needs each layer once'),

@@ -170,8 +170,8 @@ def test_attention_to_prefix_tokens_is_left_out():
 
 @pytest.mark.parametrize('look,name,message', [
     (timm_selfconv.attention_maps, 'vit_dpwee_patch16_reg1_gap_256', 'DiffParallelScalingBlock cannot be read'),
-    (timm_selfconv.attention_maps, 'san_pairwise_hier_cifar', 'model=SAN: has no attention maps'),
-    (timm_selfconv.attention_maps, 'resnet18_cifar', 'model=ResNetCifar: has no attention maps'),
+    (timm_selfconv.attention_maps, 'san_pairwise_hier_cifar', 'model=san_pairwise_hier_cifar: has no attention maps'),
+    (timm_selfconv.attention_maps, 'resnet18_cifar', 'model=resnet18_cifar: has no attention maps'),
     (footprint_weights, 'resnet18_cifar', 'model=ResNetCifar: has no SanAttention2d')])
 def test_what_cannot_be_read_is_refused(look, name, message):
     with torch.device('meta'):

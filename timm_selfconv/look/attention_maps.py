@@ -41,11 +41,12 @@ def attention_layers(model: nn.Module) -> List[Any]:
         m for m in model.modules() if isinstance(m, OWN_MAPS) and len(getattr(m, 'kernel_size', (1, 1))) == 2]
     read = {*layers, *(m for m in model.modules() if isinstance(m, CLASS_ATTENTION))}
     unread = sorted({type(m).__name__ for m in model.modules() if m not in read and attends(m)})
+    name = getattr(model, 'pretrained_cfg', {}).get('architecture') or type(model).__name__
     if unread:
-        raise ValueError(f'model={type(model).__name__}: the attention maps of its {", ".join(unread)} cannot be read')
+        raise ValueError(f'model={name}: the attention maps of its {", ".join(unread)} cannot be read')
     if not layers:
         raise ValueError(
-            f"model={type(model).__name__}: has no attention maps to look into; needs SelfAttention2d or ConvAttention "
+            f"model={name}: has no attention maps; needs SelfAttention2d or ConvAttention "
             "layers, or one of timm's transformers")
     return layers
 
