@@ -11,7 +11,7 @@ from timm.data import IterableImageDataset
 from pictures import fill
 from timm_selfconv import data
 from timm_selfconv.commands.use import find_pictures
-from timm_selfconv.data import classify, load_images, match_classes, open_dataset, open_images, sample_pictures
+from timm_selfconv.data import load_images, match_classes, open_dataset, open_images, sample_pictures, top_classes
 from timm_selfconv.training.picture_folder import open_picture_folder
 
 GREY = np.linspace(0, 1, 256).reshape(16, 16)
@@ -75,7 +75,7 @@ def test_a_configuration_that_makes_no_sense_is_refused(name, value):
     """As one from the Hub may be."""
     model = timm.create_model('resnet_tiny_cifar', channels=(8,) * 4, pretrained_cfg_overlay={name: value})
     with pytest.raises(ValueError, match=rf'configuration .*{name}.*(cannot be used|needs a list of names)'):
-        classify(model, [Image.new('RGB', (40, 40))])
+        top_classes(model, [Image.new('RGB', (40, 40))], 1)
 
 
 def test_hidden_things_are_no_data(tmp_path, caplog):

@@ -19,8 +19,8 @@ from timm_selfconv.files import PICTURES, as_value_error, natural_key, picture_f
 from timm_selfconv.weights.loading import require_hub
 
 __all__ = [
-    'PictureDataset', 'PictureReader', 'class_names', 'classify', 'data_config', 'data_name', 'first_folder',
-    'label_names', 'load_images', 'match_classes', 'open_dataset', 'open_images', 'picture_transform', 'preprocess',
+    'PictureDataset', 'PictureReader', 'class_names', 'data_config', 'data_name', 'first_folder', 'label_names',
+    'load_images', 'match_classes', 'open_dataset', 'open_images', 'picture_transform', 'preprocess',
     'rank_classes', 'sample_pictures', 'to_picture', 'top_classes']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
@@ -256,13 +256,8 @@ def rank_classes(model: nn.Module, batch: torch.Tensor) -> List[List[Tuple[str, 
 
 
 def top_classes(model: nn.Module, images: Sequence[Image.Image], count: int) -> List[List[Tuple[str, float]]]:
-    """Names and probabilities of each picture's most probable classes, in order; see :func:`classify`."""
+    """Names and probabilities of the most probable classes of each picture, preprocessed as the model asks for."""
     return [ranked[:count] for ranked in rank_classes(model.eval(), preprocess(model, images))]
-
-
-def classify(model: nn.Module, images: Sequence[Image.Image]) -> List[Tuple[str, float]]:
-    """Name and probability of each picture's most probable class, preprocessed as the model's configuration says."""
-    return [best[0] for best in top_classes(model, images, 1)]
 
 
 def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:

@@ -24,14 +24,10 @@ FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
 
 def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
-    """The net of a recipe, for the classes of datasets, whose labels become the numbers that it gives them.
+    """The net of a recipe for the classes of datasets, the training images first; their labels become its numbers.
 
-    Args:
-        args: The recipe. The classifier is a new one if its number of classes is not the net's own.
-        *datasets: The training images first.
-
-    Raises:
-        ValueError: If there is no such net, or it lacks classes of the datasets.
+    The classifier is a new one if ``num_classes`` is not the net's own. A ValueError says that there is no such net, or
+    that it lacks classes of the datasets.
     """
     random_seed(args.seed)
     with as_value_error(f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}'):
@@ -66,10 +62,9 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
 def whiten_stem(conv: nn.Conv2d, images: torch.Tensor, scale: float, eps: float = 5e-4) -> None:
     """Initialise a first convolution as the whitening transform of the patches of images, shape (B, C, H, W).
 
-    Its output is centred and has equal variance along all principal components of the patches, but for ``eps``, which
-    is added to their variances. A random semi-orthogonal matrix spreads the components over the output channels, so
-    that each has a standard deviation of ``scale`` on average (Jordan, arXiv:2404.00498; there each component fills two
-    channels, one with its sign turned). A ValueError refuses a grouped convolution.
+    Its output is centred and has equal variance along all principal components, but for ``eps``, added to theirs. A
+    random semi-orthogonal matrix spreads them over the channels, each with a standard deviation of ``scale`` on average
+    (Jordan, arXiv:2404.00498; there each component fills two channels, one with its sign turned).
     """
     if conv.groups != 1:
         raise ValueError(f'groups={conv.groups}: whitening needs a convolution that is not grouped')
@@ -88,17 +83,11 @@ def whiten_stem(conv: nn.Conv2d, images: torch.Tensor, scale: float, eps: float 
 def scaled_groups(
         model: nn.Module, weight_decay: float, position_scale: float = 1., query_key_scale: float = 1.,
 ) -> List[Dict[str, Any]]:
-    """timm's parameter groups with learning rates of their own for positions and for content.
+    """timm's parameter groups, with multiples of the learning rate for positions and for query and key weights.
 
-    Positions are a few hundred numbers among millions. A query's bias belongs to them where queries are scored against
-    an encoding: it says the same of an offset for all pixels, the position term of equation (8) over sqrt(D).
-
-    Args:
-        model: The net.
-        weight_decay: Weight decay of all but biases, norms and the names in the net's ``no_weight_decay``.
-        position_scale: Learning rate of centres and spreads, or of learned tables, their keys and the queries' biases,
-            as a multiple of the others'; timm's schedulers honour it.
-        query_key_scale: The same of the weights by which SelfAttention2d makes queries and keys of pixels.
+    Positions are centres and spreads, or learned tables, their keys and the biases of queries that are scored against
+    an encoding: such a bias is the position term of equation (8) over sqrt(D), the same for all pixels. Weight decay
+    leaves out biases, norms and the names in the net's ``no_weight_decay``.
     """
     scales: Dict[int, float] = {}
     for m in model.modules():

@@ -42,19 +42,11 @@ def hold_out(reader: PictureReader, seed: int) -> List[Any]:
 
 
 def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDataset, PictureDataset, str]:
-    """Open pictures to train on and to validate on, of the same classes.
+    """Open pictures to train on and to validate on, and tell in words where the latter are from.
 
-    Args:
-        folder: FOLDER/train/CLASS and FOLDER/val (or validation, eval, test) /CLASS. Without the latter, and of
-            FOLDER/CLASS, a share is held out.
-        seed: Seed that draws that share.
-
-    Returns:
-        Both datasets, and in words where the second one is from.
-
-    Raises:
-        ValueError: If there is no such folder, it has one class, classes without pictures, other classes to validate
-            on, one picture of a class to hold one out of, or pictures elsewhere.
+    They are FOLDER/train/CLASS and FOLDER/val (or validation, eval, test) /CLASS. Without the latter, and of
+    FOLDER/CLASS, a share is held out, drawn by the seed. A ValueError names a folder that makes no net: it has one
+    class, classes without pictures, others to validate on, too few pictures to hold one out, or pictures elsewhere.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -1,7 +1,4 @@
-"""Recipes: the table of their keys, where they lie, and how one is read. timm's train.py reads the same files.
-
-They lie in ``recipes`` beside the package in a checkout, and in the package where it is installed.
-"""
+"""Recipes, which timm's train.py reads too: the table of their keys, and how one is read."""
 import argparse
 import difflib
 import reprlib
@@ -16,7 +13,7 @@ from timm_selfconv.files import as_value_error
 __all__ = ['DEFAULTS', 'KEYS', 'RECIPES', 'Key', 'find_recipe', 'read_recipe']
 
 PACKAGE = Path(__file__).resolve().parent.parent
-RECIPES = (PACKAGE if (PACKAGE / 'recipes').is_dir() else PACKAGE.parent) / 'recipes'
+RECIPES = (PACKAGE if (PACKAGE / 'recipes').is_dir() else PACKAGE.parent) / 'recipes'  # installed, or in a checkout
 LARGEST = 10 ** 6  # of all numbers but seeds
 
 
@@ -32,10 +29,6 @@ def text(default: Optional[str] = None, *choices: str) -> Key:
     if not choices:
         return Key(default, str, 'text')
     return Key(default, str, ' or '.join(map(repr, choices)), choices.__contains__)
-
-
-def flag() -> Key:
-    return Key(False, bool, 'true or false')
 
 
 def number(
@@ -60,12 +53,10 @@ def integers(low: int, needs: str) -> Key:
         type(k) is type(v) is int and 0 <= k <= LARGEST and low <= v <= LARGEST for k, v in value.items()))
 
 
-def sizes() -> Key:
-    return integers(1, 'a size in pixels by the epoch that it begins with')
-
-
+FLAG = Key(False, bool, 'true or false')
+SIZES = integers(1, 'a size in pixels by the epoch that it begins with')
 KEYS: Dict[str, Key] = dict(
-    model=text(), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=flag(), initial_checkpoint=text(''),
+    model=text(), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=FLAG, initial_checkpoint=text(''),
     num_classes=whole(None, above=True), img_size=whole(None, above=True),
     dataset=text(''), input_key=text('img'), target_key=text('label'), train_split=text('train'),
     val_split=text('validation'), device_modules=Key([], list, 'a list'),
@@ -74,15 +65,15 @@ KEYS: Dict[str, Key] = dict(
     opt=text('sgd'), opt_eps=number(None, above=True), opt_betas=Key(None, list, 'a list'), momentum=number(0.9, 0, 1),
     lr=number(None, above=True), position_lr_scale=number(1., above=True), query_key_lr_scale=number(1., above=True),
     weight_decay=number(2e-5), clip_grad=number(None, above=True),
-    sched=text('cosine', 'cosine', 'tanh', 'step', 'multistep', 'poly', 'constant'), sched_on_updates=flag(),
-    warmup_epochs=whole(5), warmup_lr=number(1e-5), warmup_prefix=flag(), min_lr=number(0.),
+    sched=text('cosine', 'cosine', 'tanh', 'step', 'multistep', 'poly', 'constant'), sched_on_updates=FLAG,
+    warmup_epochs=whole(5), warmup_lr=number(1e-5), warmup_prefix=FLAG, min_lr=number(0.),
     decay_milestones=Key([90, 180, 270], list, 'whole numbers', lambda value: all(type(x) is int for x in value)),
     decay_rate=number(0.1, above=True),
-    amp=flag(), amp_dtype=text('float16'), torchcompile=text(), grad_checkpointing=flag(),
-    model_ema=flag(), model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=flag(),
+    amp=FLAG, amp_dtype=text('float16'), torchcompile=text(), grad_checkpointing=FLAG,
+    model_ema=FLAG, model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=FLAG,
     val_interval=whole(1, above=True), checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
-    log_wandb=flag(), wandb_project=text(),
-    img_sizes=sizes(), hardest_half=sizes(), crop_padding=whole(None),
+    log_wandb=FLAG, wandb_project=text(),
+    img_sizes=SIZES, hardest_half=SIZES, crop_padding=whole(None),
     crop_padding_mode=text('constant', 'constant', 'reflect'),
     scale=interval(0.08, 1., largest=1), ratio=interval(3 / 4, 4 / 3),
     train_interpolation=text('bilinear', 'bilinear', 'bicubic'), hflip=number(0.5, 0, 1),
@@ -117,10 +108,9 @@ def checked(name: str, value: Any) -> Any:
 
 
 def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
-    """Read a recipe, a file or a name of the package's, with KEY=VALUE replacements; every key has a value then.
+    """Read a recipe, a file or a name of the package's, with KEY=VALUE replacements and the defaults of all other keys.
 
-    Raises:
-        ValueError: If there is no such recipe, or it asks for something that our trainer does not do.
+    A ValueError says that there is no such recipe, or that it asks for something that our trainer does not do.
     """
     file = Path(path) if Path(path).is_file() else find_recipe(path)
     with as_value_error(f'recipe={path!r}: needs YAML'):

@@ -26,31 +26,21 @@ __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
 
 
 def has_folder(args: argparse.Namespace) -> bool:
-    """Return True for recipes with classes, an image size or arguments of their own, so that the net becomes a folder.
-
-    No net of the zoo is the same, unless the arguments are dropout rates, which weights don't depend on.
-    """
-    own = [key for key in args.model_kwargs if not key.endswith('_rate')]
-    return args.num_classes is not None or args.img_size is not None or bool(own)
+    """Return True if no net of the zoo is the recipe's, so that it becomes a folder: weights ignore dropout rates."""
+    own = any(not key.endswith('_rate') for key in args.model_kwargs)
+    return own or args.num_classes is not None or args.img_size is not None
 
 
 def train(
         args: argparse.Namespace, datasets: Sequence[Any], device: torch.device, output: Path,
         batches: Optional[int] = None,
 ) -> Training:
-    """Train the net of a recipe in a folder, from where the run in it stopped.
+    """Train the net of a recipe on a device, in a folder, from where the run in it stopped.
 
-    Args:
-        args: The recipe.
-        datasets: To train and to validate on, see :func:`timm_selfconv.data.open_dataset`.
-        device: Device to train on.
-        output: The folder.
-        batches: Batches an epoch; all whole ones if None.
-
-    Raises:
-        ValueError: If recipe, data and folder don't fit each other, or another training runs in the folder.
-        FileExistsError: If the folder has files but no checkpoint.
-        FloatingPointError: At the first loss that is not finite.
+    Datasets (:func:`timm_selfconv.data.open_dataset`) are to train and to validate on; ``batches`` is the number of
+    batches an epoch, None for all whole ones. Raises a ValueError if recipe, data and folder don't fit each other or
+    another training runs there, a FileExistsError if the folder has files but no checkpoint, and a FloatingPointError
+    at the first loss that is not finite.
     """
     for module in args.device_modules:
         with as_value_error(f'device_modules={args.device_modules}'):
@@ -110,10 +100,7 @@ def export_command(training: Training, options: argparse.Namespace, data: str) -
 
 
 def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
-    """Put the net of a run into its folder as timm's ``local-dir:`` nets are, with a card of these facts and accuracy.
-
-    Returns the net's name for timm.
-    """
+    """Put a run's net into its folder as timm's ``local-dir:`` nets are, with a card; returns its name for timm."""
     name = folder.resolve().name
     net: Any = copy.deepcopy(training.result).to(memory_format=torch.contiguous_format).cpu()
     classes, (height, width) = class_names(net, net.num_classes), training.images.shape[-2:]

@@ -35,10 +35,11 @@ def gains_by_bfloat16(device: torch.device) -> bool:
     if device.type == 'cuda':
         return torch.cuda.is_bf16_supported(including_emulation=False)
     times = []
-    for dtype in (torch.bfloat16, torch.float32):
-        timer = Timer('x @ x', globals=dict(x=torch.ones(512, 512, dtype=dtype)), num_threads=torch.get_num_threads())
-        times.append(min(timer.blocked_autorange(min_run_time=0.05).times))  # other processes lengthen the longer ones
-    return device.type != 'cpu' or times[0] < times[1]
+    for dtype in (torch.float32, torch.bfloat16):  # in time of this process, as others take their share of the CPU
+        timer = Timer('x @ x', globals=dict(x=torch.ones(512, 512, dtype=dtype)), timer=time.process_time,
+                      num_threads=torch.get_num_threads())
+        times.append(min(timer.blocked_autorange(min_run_time=0.1).times))
+    return device.type != 'cpu' or times[1] < times[0]
 
 
 def compile_backend(wanted: Optional[str], device: torch.device) -> Optional[str]:
@@ -50,19 +51,13 @@ def compile_backend(wanted: Optional[str], device: torch.device) -> Optional[str
 
 
 class Training:
-    """A net and all that changes while it trains."""
+    """A net and all that changes while it trains.
+
+    It takes a recipe, its net (:func:`~timm_selfconv.training.net.create_net`), training images and labels on their
+    device, and the number of batches an epoch, None for all whole ones. A ValueError says that they don't fit.
+    """
 
     def __init__(self, args: argparse.Namespace, model: Any, data: Images, batches: Optional[int] = None):
-        """
-        Args:
-            args: The recipe.
-            model: Its net, see :func:`~timm_selfconv.training.net.create_net`.
-            data: Training images and labels, on the device to train on.
-            batches: Batches an epoch; all whole ones if None.
-
-        Raises:
-            ValueError: If the recipe and the data don't fit each other or the net.
-        """
         self.args, (self.images, self.labels) = args, data
         device, whole = self.images.device, len(self.images) // args.batch_size
         self.model = model.to(device, memory_format=torch.channels_last)
@@ -121,7 +116,7 @@ class Training:
 
     @property
     def result(self) -> nn.Module:
-        """The net that is the result: the moving average if there is one."""
+        """The net or, if there is one, its moving average."""
         return self.model if self.ema is None else self.ema.module
 
     def load(self, checkpoint: Dict[str, Any]) -> None:
@@ -169,11 +164,7 @@ class Training:
         return x[chosen], target[chosen]
 
     def epoch(self, scheduler: Any) -> float:
-        """Train on the shuffled images once, without a last broken batch; returns the mean loss.
-
-        Raises:
-            FloatingPointError: At the first loss that is not finite.
-        """
+        """Train on the shuffled images once, less a broken batch; returns the mean loss, raises if it is not finite."""
         args, epoch, device = self.args, len(self.history), self.images.device
         random_seed(args.seed, 1000 * (epoch + 1))  # a resumed run draws the same numbers
         order = torch.randperm(len(self.images), device=device)[:self.batches * args.batch_size]
