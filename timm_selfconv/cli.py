@@ -87,6 +87,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (ValueError, OSError, ImportError, FloatingPointError) as e:  # ImportError: a package is not installed
-        hint = '; try a smaller lr, in another folder' if isinstance(e, FloatingPointError) else ''
+        diverged = isinstance(e, FloatingPointError)  # no mistake of the user's
+        hint = '; try a smaller lr, in another folder' if diverged else ''
         print(f'timm-selfconv: {textwrap.shorten(str(e), 700) or type(e).__name__}{hint}', file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1 if diverged else 2)
