@@ -30,16 +30,14 @@ class HeadReport:
         distance: Mean distance of its attention from the query.
         entropy: In nats.
         largest: Largest probability.
-        consistency: How much of its pattern stays as the query moves, from 0 to 1; over all queries. None where it is 1
-            by construction, as attention by position only is.
-        constancy: How much of its attention two images have in common, from 0 to 1. None where it is 1 by construction,
-            and for a single image.
-        symmetry: How much of its pattern is its mirror image, left for right and up for down, from 0 to 1; over all
-            queries.
+        consistency: Share of its pattern that stays as the query moves, over all queries. None if attention is by
+            position only, where it is 1.
+        constancy: Share of its attention that two images have in common. None by position only, or for a single image.
+        symmetry: Share of its pattern that is its mirror image, left for right and up for down, over all queries.
         nearest_tap: The kernel's tap that it gives most to, (row, column).
-        on_tap: What it gives to that tap.
+        on_tap: Its attention to that tap.
         acts_as_tap: Whether it gives that tap more than half at every interior query of every image.
-        gate: What it gives to position, the rest to content, in ConViT; None for other attention.
+        gate: Its attention to position, the rest to content, in ConViT; None for other attention.
     """
     head: int
     center: Tuple[float, float]
@@ -62,14 +60,14 @@ class LayerReport:
 
     Attributes:
         layer: Its number, from 0, in the order they run.
-        grid: Rows and columns that it was judged on: those of a window where it attends in windows.
-        windows: Number of windows that it was judged on, 1 for the whole grid.
+        grid: Rows and columns of its grid, or of a window where it attends in windows.
+        windows: Number of windows, 1 for the whole grid.
         residual: Its distance from expressing every convolution, see :class:`timm_selfconv.theory.ConvResidual`.
         shared_residual: The same with one set of coefficients for all queries and images.
-        overlap: How much of their attention two of its heads have in common, from 0 to 1; None for a single head.
+        overlap: Share of their attention that two of its heads have in common; None for a single head.
         taps: Taps that heads act as, each once.
         heads: Its heads.
-        kernel: The convolution that it learned: heads with a fixed offset, wherever that is.
+        kernel: The convolution that it learned: heads with a fixed offset, near or far.
     """
     layer: int
     grid: Tuple[int, int]
@@ -171,31 +169,31 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     """Format :func:`report_heads` as text."""
     names = ['gate', 'spread', 'distance', 'entropy', 'largest', 'consistency', 'constancy', 'symmetry', 'on_tap']
     names = [name for name in names if getattr(layers[0].heads[0], name) is not None]
-    heads = [{
-        'layer': '' if head.head else layer.layer,
-        'head': head.head + 1,
-        'centre': '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
-        **{name.replace('_', ' '): number_text(getattr(head, name)) for name in names},
-        'tap': tap_text(head.nearest_tap) if head.acts_as_tap else '',
-    } for layer in layers for head in layer.heads]
     grids = len({(layer.grid, layer.windows) for layer in layers}) > 1
-    summary = [{
-        'layer': layer.layer,
-        **({'windows': '{2} of {0} x {1}'.format(*layer.grid, layer.windows)} if grids else {}),
-        'residual': f'{layer.residual:.3f}',
-        'shared': f'{layer.shared_residual:.3f}',
-        'distance': f'{sum(head.distance for head in layer.heads) / len(layer.heads):.2f}',
-        'overlap': number_text(layer.overlap),
-        'heads that are taps': f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
-        'distinct taps covered': ' '.join(tap_text(tap) for tap in layer.taps) or 'none',
-    } for layer in layers]
-    kernels = [{
-        'layer': layer.layer,
-        'heads of a fixed offset': f'{len(layer.kernel.fixed)} of {len(layer.heads)}',
-        'reach': number_text(layer.kernel.reach),
-        'residual to these': '' if layer.kernel.residual is None else f'{layer.kernel.residual:.3f}',
-        'distinct offsets': ' '.join(tap_text(tap) for tap in layer.kernel.taps) or 'none',
-    } for layer in layers]
+    heads, summary, kernels = [], [], []
+    for layer in layers:
+        heads += [{
+            'layer': '' if head.head else layer.layer,
+            'head': head.head + 1,
+            'centre': '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
+            **{name.replace('_', ' '): number_text(getattr(head, name)) for name in names},
+            'tap': tap_text(head.nearest_tap) if head.acts_as_tap else '',
+        } for head in layer.heads]
+        summary.append({
+            'layer': layer.layer,
+            **({'windows': '{2} of {0} x {1}'.format(*layer.grid, layer.windows)} if grids else {}),
+            'residual': f'{layer.residual:.3f}',
+            'shared': f'{layer.shared_residual:.3f}',
+            'distance': f'{sum(head.distance for head in layer.heads) / len(layer.heads):.2f}',
+            'overlap': number_text(layer.overlap),
+            'heads that are taps': f'{sum(head.acts_as_tap for head in layer.heads)} of {len(layer.heads)}',
+            'distinct taps covered': ' '.join(map(tap_text, layer.taps)) or 'none'})
+        kernels.append({
+            'layer': layer.layer,
+            'heads of a fixed offset': f'{len(layer.kernel.fixed)} of {len(layer.heads)}',
+            'reach': number_text(layer.kernel.reach),
+            'residual to these': '' if layer.kernel.residual is None else f'{layer.kernel.residual:.3f}',
+            'distinct offsets': ' '.join(map(tap_text, layer.kernel.taps)) or 'none'})
     text = '\n\n'.join(tabulate(
         rows, headers='keys', disable_numparse=True, colalign=(*['right'] * (len(rows[0]) - 1), 'left'),
         maxcolwidths=[*[None] * (len(rows[0]) - 1), 40]) for rows in (heads, summary, kernels))

@@ -26,7 +26,7 @@ class Blobs:
 
 def position_encodings(model: nn.Module) -> List[Any]:
     """The encodings of a net that attends by relative position only, else none."""
-    layers = [module for module in model.modules() if isinstance(module, SelfAttention2d)]
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
     return [layer.encoding for layer in layers] if all(layer.terms == ('position',) for layer in layers) else []
 
 
@@ -38,12 +38,9 @@ def gaussian(encoding: Any) -> Blobs:
 
 
 def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
-    """The Gaussians that quadratic encodings are (equation 9), one entry per layer.
+    """The Gaussians that quadratic encodings are (equation 9), one entry per layer; None for other nets.
 
-    Of a convolutional net those of the layers that became attention: in pixels of what they attend to.
-
-    Returns:
-        None for other nets, and where content has a say.
+    Of a convolutional net they are the layers that became attention, in pixels of their inputs.
     """
     convs = [m for m in model.modules() if isinstance(m, ConvAttention)]
     if convs:
@@ -68,15 +65,9 @@ def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
 
 
 def position_blobs(model: nn.Module, grid: Tuple[int, int]) -> Optional[List[Blobs]]:
-    """The heads of a net that attends by position only as Gaussians, one entry per layer, in float64.
+    """The heads of a net that attends by position only as Gaussians, one entry per layer, in float64; None for others.
 
-    Args:
-        model: The net.
-        grid: Rows and columns of its layers.
-
-    Returns:
-        Of quadratic encodings the Gaussians that they are; of learned ones mean and covariance of what the middle query
-        gives to the pixels of the grid. None for nets whose heads look at content.
+    Learned encodings have the mean and covariance of the middle query's attention to a grid of (rows, columns).
     """
     return [
         gaussian(encoding) if isinstance(encoding, QuadraticEncoding) else moments(encoding, grid)

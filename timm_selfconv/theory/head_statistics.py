@@ -1,8 +1,8 @@
 """Statistics of attention heads: pure functions of attention maps, shape (..., H, W, H, W), query first.
 
-Offsets are ``key - query``, (row, column), in pixels of the maps' grid. What is said of one query's map has the shape
-of the queries, (..., H, W); what is said of a whole head, shape (...). Near the border a head can't look where it looks
-elsewhere: average the former over :func:`timm_selfconv.theory.interior` queries; the latter takes care of it.
+Offsets are ``key - query``, (row, column), in pixels of the maps' grid. Statistics of a query's map have the shape of
+the queries, (..., H, W), and are best averaged over :func:`timm_selfconv.theory.interior` queries; statistics of a head
+have shape (...) and allow for the border. Maps of another shape are a ValueError.
 """
 import itertools
 
@@ -25,10 +25,7 @@ def center_of_mass(maps: torch.Tensor) -> torch.Tensor:
 
 
 def spread(maps: torch.Tensor) -> torch.Tensor:
-    """Standard deviation of each query's attention, in pixels, shape (..., H, W).
-
-    It is the root of the mean squared distance from the centre of mass, so of both axes' variances together.
-    """
+    """Root of the mean squared distance of each query's attention from its centre of mass, in pixels, (..., H, W)."""
     height, width = grid_size(maps)
     center = center_of_mass(maps)[..., None]
     rows = (axis_offsets(height, maps)[:, None] - center[..., 0, :]).square() * maps.sum(-1)
@@ -58,17 +55,10 @@ def mean_distance(maps: torch.Tensor) -> torch.Tensor:
 def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
     """Share of a head's pattern that stays as the query moves, in [0, 1].
 
-    Two queries are compared on the offsets that are on the grid for both, their attention there scaled to 1: what they
-    have in common is the sum of minima, 1 less the total variation distance. The mean is over all pairs of queries,
-    weighted by the product of their masses before scaling: the chance that a draw from each falls where both can look.
-    So the border takes nothing from a head whose scores depend on the offset only: it has 1, whatever softmax makes of
-    the pixels that are left. A head that looks at one pixel of the image, wherever the query is, has 0.
-
-    Args:
-        maps: Attention maps, shape (..., H, W, H, W).
-
-    Returns:
-        One number per head, shape (...); 1 where no two queries can be compared.
+    Two queries are compared on the offsets that are on the grid for both, their attention there scaled to 1: the sum of
+    minima is 1 less the total variation distance. The mean is over all pairs, weighted by the product of their masses
+    before scaling. So a head whose scores depend on the offset only has 1, whatever softmax makes of it at the border,
+    and a head that looks at one pixel of the image, wherever the query is, has 0. Without pairs to compare it is 1.
     """
     height, width = grid_size(maps)
     common, weight = maps.new_zeros(maps.shape[:-4]), maps.new_zeros(maps.shape[:-4])
@@ -86,8 +76,7 @@ def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
 def mirror_symmetry(maps: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Share of a head's pattern that is its own mirror image about the query, in [0, 1].
 
-    As in :func:`translation_consistency`: what the two have in common on the columns whose mirror images are on the
-    grid too, a mean over queries weighted by their mass there. In the first and the last column there are none.
+    As in :func:`translation_consistency`, on the columns with a mirror image on the grid, weighted by the mass there.
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
@@ -113,14 +102,14 @@ def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
-        dim: Dimension to compare along: -5 the heads of a layer, where 0 says that no two look at the same pixel; 0 the
-            images of a batch, where 1 says that attention does not depend on them.
+        dim: Dimension to compare along: -5 the heads of a layer (0: no two share a pixel), 0 the images of a batch
+            (1: attention does not depend on them).
 
     Returns:
         The mean over pairs at each query, shape (..., H, W) without ``dim``.
 
     Raises:
-        ValueError: If there are no two to compare, or the maps have another shape.
+        ValueError: If there are no two to compare.
     """
     grid_size(maps)
     if maps.dim() < 5 or maps.shape[dim] < 2:
@@ -132,9 +121,8 @@ def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
 def acting_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
     """Heads that act as a tap of a convolution, in the sense of Lemma 1.
 
-    A head does if every interior query gives more than half of its attention to the key under that tap. No two taps can
-    have more than half; and maps of heads that act as different taps are linearly independent, as over these taps they
-    are a strictly diagonally dominant matrix.
+    A head does if every interior query gives more than half of its attention to the key under that tap. Maps of heads
+    that act as different taps are linearly independent: over these taps they are a strictly diagonally dominant matrix.
 
     Args:
         maps: Attention maps of a layer, shape (..., heads, H, W, H, W). A head has to act so in all leading ones.
@@ -144,7 +132,7 @@ def acting_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
         Booleans of shape (heads, taps), in the order of :func:`timm_selfconv.theory.tap_offsets`.
 
     Raises:
-        ValueError: If the maps have another shape, or the kernel does not fit in the grid.
+        ValueError: If the kernel does not fit in the grid.
     """
     grid_size(maps)
     acting = (interior(at_taps(maps, kernel_size), kernel_size) > 0.5).all(-1).all(-1)

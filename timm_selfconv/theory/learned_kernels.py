@@ -44,9 +44,8 @@ class LearnedKernel:
 
     Attributes:
         heads: The most attended offset of each head.
-        threshold: A head's offset is fixed if its least attention is above this.
+        fixed: Heads with a fixed offset: their least attention is above a threshold.
         taps: The fixed offsets, each once.
-        fixed: Heads with a fixed offset.
         reach: Distance of the farthest tap in pixels, None without taps.
         residual: Distance from expressing every convolution with these taps, see :func:`conv_residual`, with one set of
             coefficients for all queries and images; None without taps.
@@ -54,9 +53,8 @@ class LearnedKernel:
         untrained: The same of the net before training, its residual to the taps of the trained net; None if unknown.
     """
     heads: List[HeadOffset]
-    threshold: float
-    taps: List[Offset]
     fixed: List[int]
+    taps: List[Offset]
     reach: Optional[float]
     residual: Optional[float]
     residual_3x3: Optional[float]
@@ -110,7 +108,7 @@ def learned_kernel(
     own = sorted({heads[number].offset for number in fixed})
     taps = own if taps is None else taps
     return LearnedKernel(
-        heads, threshold, own, fixed, max([(row ** 2 + col ** 2) ** 0.5 for row, col in own], default=None),
+        heads, fixed, own, max([(row ** 2 + col ** 2) ** 0.5 for row, col in own], default=None),
         conv_residual(maps, torch.tensor(taps)).shared if taps else None,
         conv_residual(maps, 3).shared if min(grid_size(maps)) >= 3 else None)
 
@@ -129,7 +127,7 @@ def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
 
 @torch.no_grad()
 def look_at_maps(model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T]) -> List[T]:
-    """Apply a function to the maps of each :class:`SelfAttention2d` of a net in turn, in eval mode, as they run."""
+    """Apply a function to the maps of each layer of a net in turn, in eval mode."""
     seen: List[T] = []
     model = copy.deepcopy(model).eval()
     for layer in model.modules():
@@ -147,19 +145,16 @@ def learned_kernels(
     """The kernel that each layer of a net learned, and the same of the net before training.
 
     Args:
-        model: A net with :class:`SelfAttention2d` layers; it is left as it is. For maps of other nets see
-            :func:`learned_kernel`.
+        model: A net with :class:`SelfAttention2d` layers; for maps of other nets see :func:`learned_kernel`.
         images: Images as the net takes them, shape (B, C, height, width), for a net that looks at content: its fixed
-            heads are those with the same offset in every image. A net made by timm that attends by position only needs
-            none.
+            heads have the same offset in every image. Nets made by timm that attend by position only need none.
         threshold: See :func:`learned_kernel`.
 
     Returns:
         One kernel for each layer, in the order they run.
 
     Raises:
-        ValueError: If the net has no such layers, there are no images where it needs some, or the threshold is no
-            share.
+        ValueError: If the net has no such layers, or there are no images where it needs some.
     """
     layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
     if not layers:

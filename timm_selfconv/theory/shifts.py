@@ -94,11 +94,10 @@ class ShiftAttention2d(nn.Module):
 
 
 def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Module:
-    """A net some of whose heads are given shifts, such as those of a report: it loads the weights of such a net.
+    """A net with given shifts for some heads. With those of a report it loads the weights of such a net.
 
     Args:
-        model: A net with :class:`SelfAttention2d` layers that attend by position only; it stays
-            unchanged. Merge its adapters (LoRA) first.
+        model: A net with :class:`SelfAttention2d` layers that attend by position only. Merge its adapters (LoRA) first.
         shifts: For each layer the (head, (row, column)) to replace, offsets in pixels from the query.
 
     Returns:
