@@ -51,7 +51,7 @@ def net(name: str, untrained: bool = False) -> Any:
         return timm.create_model(name, pretrained=not untrained).eval()
 
 
-REPORTS: Dict[Any, List[LayerReport]] = {}
+REPORTS: Dict[Any, List[LayerReport]] = {}  # pictures are no keys of a cache
 
 
 def reports(name: str, untrained: bool = False, pictures: Sequence[Image.Image] = ()) -> List[LayerReport]:
@@ -61,19 +61,24 @@ def reports(name: str, untrained: bool = False, pictures: Sequence[Image.Image] 
     return REPORTS[name, untrained]
 
 
+def share(flags: Sequence[bool]) -> str:
+    return f'{sum(flags)} of {len(flags)}'
+
+
 def fixed(name: str, untrained: bool = False) -> str:
-    layers = reports(name, untrained)
-    return f'{sum(len(x.kernel.fixed) for x in layers)} of {sum(len(x.heads) for x in layers)}'
+    return share([n in x.kernel.fixed for x in reports(name, untrained) for n in range(len(x.heads))])
 
 
 def distinct(name: str) -> str:
-    kernels = [layer.kernel for layer in reports(name)]
-    return f'{sum(len(x.taps) for x in kernels)} of {sum(len(x.fixed) for x in kernels)}'
+    return share([n < len(x.kernel.taps) for x in reports(name) for n in range(len(x.kernel.fixed))])
 
 
 def taps(name: str) -> str:
-    heads = [head.acts_as_tap for layer in reports(name) for head in layer.heads]
-    return f'{sum(heads)} of {len(heads)}'
+    return share([head.acts_as_tap for layer in reports(name) for head in layer.heads])
+
+
+def unmoved(layers: List[LayerReport]) -> str:
+    return share([head.in_every_image for layer in layers for head in layer.kernel.heads])
 
 
 def ends(values: Sequence[Optional[float]], digits: int = 2) -> str:
@@ -85,18 +90,12 @@ def mean_of(layer: LayerReport, name: str) -> float:
     return statistics.fmean(getattr(head, name) for head in layer.heads)
 
 
-def unmoved(layers: List[LayerReport]) -> str:
-    heads = [head.in_every_image for layer in layers for head in layer.kernel.heads]
-    return f'{sum(heads)} of {len(heads)}'
-
-
 def narrow(name: str, epochs: int) -> str:
     """Heads that were narrow after so many epochs, by the history of the training."""
     path = find_history(name)
     assert path is not None, name
     heads = min(read_history(path)['rows'], key=lambda row: abs(row['epochs'] - epochs))['heads']
-    spreads = [(rows + cols) ** 0.5 / 2 ** 0.5 for layer in heads for _, _, rows, cols, _ in layer]
-    return f'{sum(spread < NARROW for spread in spreads)} of {len(spreads)}'
+    return share([rows + cols < 2 * NARROW ** 2 for layer in heads for _, _, rows, cols, _ in layer])
 
 
 def learning(*names: str, epochs: int) -> str:
