@@ -130,7 +130,7 @@ def test_heads_that_look_everywhere_are_told_from_heads_that_look_at_one_pixel()
     maps = torch.stack([uniform, point, uniform, point])[:, None, None].expand(-1, 8, 8, -1, -1)
     for figure in (figures.figure_centers([blobs], (8, 8)), figures.figure_regions([maps])):
         ax, = figure.axes
-        assert [text.get_text() for text in ax.texts] == ['2', '4', 'everywhere: 1, 3']
+        assert [text.get_text() for text in ax.texts] == ['1', '3', 'everywhere: 0, 2']
         assert ax.texts[0].xyann[0] < ax.texts[1].xyann[0]  # side by side, at one dot
         assert len([p for p in ax.patches if isinstance(p, Ellipse)]) + 2 * len(ax.collections) == 4
 

@@ -54,7 +54,7 @@ def test_the_most_local_head_comes_first():
     drawn = panels(figure)
     assert drawn[0][1, 1] == 1. and drawn[1][1, 2] == 1. and drawn[2].sum() == 0.
     labels = [text.get_text() for text in figure.axes[0].texts]
-    assert labels == ['layer 0', '2', '1.00', '3', '1.00', '1', '.000']
+    assert labels == ['layer 0', '1', '1.00', '2', '1.00', '0', '.000']
 
 
 def framed(ax):
@@ -135,7 +135,7 @@ def test_every_dot_has_its_heads_number_and_colour(heads):
     centers = torch.arange(2. * heads).view(heads, 2) / heads
     ax, = figures.figure_centers([Blobs(centers, torch.eye(2).expand(heads, 2, 2))], (8, 8)).axes
     for head, (number, dot) in enumerate(zip(ax.texts, ax.lines[1:], strict=True)):
-        assert number.get_text() == str(head + 1) and number.xy == (dot.get_xdata()[0], dot.get_ydata()[0])
+        assert number.get_text() == str(head) and number.xy == (dot.get_xdata()[0], dot.get_ydata()[0])
         assert (dot.get_color(), dot.get_marker()) == style.head_style(head)
 
 

@@ -121,7 +121,7 @@ def test_formats():
     lines = format_heads(layers, 3).splitlines()
     assert max(len(line) for line in lines) <= 120
     assert lines[2].split() == [
-        '0', '1', '+1.00,', '+1.00', '0.00', '1.41', '0.00', '1.00', '0.00,', '0.00', '1.00', '(+1,+1)']
+        '0', '0', '+1.00,', '+1.00', '0.00', '1.41', '0.00', '1.00', '0.00,', '0.00', '1.00', '(+1,+1)']
     summary = lines[lines.index('') + 3:]
     assert summary[0].split()[:5] == ['0', '0.000', '0.000', '1.07', '0.00'] and '9 of 9' in summary[0]
     kernel = summary[summary.index('') + 3].split()

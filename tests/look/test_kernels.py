@@ -22,7 +22,7 @@ def test_taps_are_squares_of_their_attention_and_other_heads_circles():
         assert square.get_width() * square.get_height() == pytest.approx(head.mean)
         assert square.get_center() == pytest.approx((col, row))
     assert one.get_width() == pytest.approx(1.) and other.get_width() < 0.95
-    assert [text.get_text() for text in first.texts] == ['1', '2']
+    assert [text.get_text() for text in first.texts] == ['0', '1']
     assert first.get_title() == 'layer 0: 2 of 2 heads, 2 offsets'
     circle = next(patch for patch in second.patches if isinstance(patch, Circle))
     assert circle.center == layers[1].heads[0].center[::-1] and circle.radius == layers[1].heads[0].spread

@@ -1,9 +1,8 @@
-"""Analysis of what a net sees.
+"""Analysis of a net's attention.
 
-- attention_maps: where every query looks, in every layer; transformers: what of timm's can be read, and how.
-- heads: what every head does, and how convolutional the layers are.
-- explorer: one page in which a pointer over a picture lights up all maps (its parts lie in page).
-- theorem: one page on which a convolution and the heads that are it work side by side.
-- figures: the papers' figures, for any net with attention. gallery: some of them.
-- repository: all of these as a net's repository on the Hub.
+- attention_maps: the maps of all layers; transformers: which of timm's transformers can be read, and how.
+- heads: statistics of every head, and how convolutional the layers are; findings: the papers' claims, measured.
+- explorer: a page that shows all maps of the pixel under the pointer (page holds the parts of both pages).
+- theorem: a page on which a convolution and the heads that are it work side by side.
+- figures: the papers' figures, for any net with attention; gallery: some of them.
 """

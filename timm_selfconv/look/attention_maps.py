@@ -24,7 +24,6 @@ OWN_MAPS = (SelfAttention2d, ConvAttention)  # computed beside the forward pass
 
 
 def attends(module: nn.Module) -> bool:
-    """Return True if a module looks like one of timm's attention layers, those that pool aside."""
     name = type(module).__name__
     return 'Pool' not in name and not isinstance(module, SanAttention2d) and not hasattr(module, 'num_classes') and (
         any(hasattr(module, given) for given in ('attn_drop', 'qkv', 'key_dim'))
@@ -135,7 +134,6 @@ def read_layers(
 
 
 def own_maps(model: nn.Module, part: str) -> bool:
-    """Return True if all maps that one asks for are computed by :func:`layer_maps`."""
     return part == 'both' and all(isinstance(layer, OWN_MAPS) for layer in attention_layers(model))
 
 
@@ -210,7 +208,6 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
 
 def look_at_windows(
         model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T], part: str = 'both') -> List[T]:
-    """Apply a function to :meth:`LayerProbs.window_maps` of every layer; one layer's are held at a time."""
     if own_maps(model, part):
         return look_into(model, OWN_MAPS, images, lambda layer, *args: look(layer_maps(layer, *args)[:, None]))
     return read_layers(model, images, lambda probs: look(probs.window_maps()), part)

@@ -49,7 +49,6 @@ VIEWS = ('all', 'position', 'content')
 
 
 def read_part(name: str) -> str:
-    """A file of a page; a script with the modules that it imports before it, each once, as one module."""
     text, modules = (PAGE / name).read_text(encoding='utf-8'), [name]
     if not name.endswith('.js'):
         return text
@@ -60,20 +59,17 @@ def read_part(name: str) -> str:
 
 
 def fill_page(name: str, **slots: str) -> str:
-    """A page with its slots filled: {{such}} by what is given, {{such.js}} by the file; always valid UTF-8."""
     page = re.sub(
         r'\{\{([\w.-]+)\}\}', lambda slot: read_part(slot[1]) if '.' in slot[1] else slots[slot[1]], read_part(name))
     return page.encode(errors='replace').decode()  # a file's name may have bytes that are no text
 
 
 def pack(x: torch.Tensor) -> str:
-    """A tensor's bytes, little endian, as zlib stream in base64: what the browser's DecompressionStream reads."""
     array = x.detach().cpu().contiguous().numpy()
     return base64.b64encode(zlib.compress(array.astype(array.dtype.newbyteorder('<')).tobytes())).decode()
 
 
 def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
-    """Whole multiples of a step, rounded, those out of the integer type's range held to it."""
     limits = torch.iinfo(dtype)
     return (x / step).round().clamp(limits.min, limits.max).to(dtype)
 
@@ -108,7 +104,6 @@ def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
 
 
 def fixed_offsets(maps: torch.Tensor) -> List[Tuple[int, int, float]]:
-    """Row and column of the offset that each head attends to most, and the least that a query gives to it."""
     return [(*head.offset, round(head.least, 4)) for head in most_attended(maps)]
 
 
@@ -119,7 +114,6 @@ def image_uri(image: Image.Image) -> str:
 
 
 def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
-    """An image as a net takes it, shape (C, height, width), as PNG in a data URI."""
     return image_uri(Image.fromarray((to_picture(model, image) * 255).round().byte().contiguous().numpy()))
 
 

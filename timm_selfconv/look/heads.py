@@ -174,7 +174,7 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     for layer in layers:
         heads += [{
             'layer': '' if head.head else layer.layer,
-            'head': head.head + 1,
+            'head': head.head,
             'centre': '{:+.2f}, {:+.2f}'.format(*(round(c, 2) + 0. for c in head.center)),  # no -0.00
             **{name.replace('_', ' '): number_text(getattr(head, name)) for name in names},
             'tap': tap_text(head.nearest_tap) if head.acts_as_tap else '',

@@ -68,7 +68,6 @@ def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, int]:
 
 
 def scaled(probs: torch.Tensor) -> torch.Tensor:
-    """Probabilities that sum to 1, at least float32, or nothing of nothing."""
     probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
     return probs / probs.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
 

@@ -78,12 +78,10 @@ def density_level(attention: torch.Tensor, mass: float) -> float:
 
 
 def everywhere(attention: torch.Tensor) -> bool:
-    """Return True if a query's map, shape (H, W), is nearly uniform."""
     return float((attention >= density_level(attention, 0.5)).double().mean()) > EVERYWHERE
 
 
 def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, query: Grid) -> torch.Tensor:
-    """What a Gaussian head gives to the pixels of a grid, shape (H, W)."""
     rows, cols = (torch.arange(n) - q for n, q in zip(grid, query))
     away = torch.cartesian_prod(rows, cols).double() - center.cpu()
     scores = -(away @ covariance.cpu().double().inverse() * away).sum(-1) / 2
@@ -91,7 +89,6 @@ def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, que
 
 
 def label_places(points: Sequence[Tuple[float, float]]) -> List[int]:
-    """Places of labels: in a row beside dots that lie at nearly the same point, so that no label hides another."""
     return [sum(math.dist(point, other) < NEAR for other in points[:i]) for i, point in enumerate(points)]
 
 
@@ -113,7 +110,6 @@ def moving(rows: torch.Tensor, columns: int, widest: float) -> List[int]:
 
 
 def evenly(epochs: Sequence[float], columns: int) -> List[float]:
-    """At most so many of some epochs, the first and the last one among them, and the last one if only one is wanted."""
     last, steps = len(epochs) - 1, min(columns, len(epochs)) - 1
     return [epochs[round(i * last / steps) if steps else last] for i in range(steps + 1)]
 
@@ -204,9 +200,8 @@ def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Re
 
 
 def list_everywhere(ax: Axes, heads: Sequence[int]) -> None:
-    """Name the heads that attend to all pixels alike, in a panel's lower left corner."""
     if heads:
-        words = f'everywhere: {", ".join(str(head + 1) for head in heads)}'
+        words = f'everywhere: {", ".join(map(str, heads))}'
         ax.text(0.02, 0.02, words, transform=ax.transAxes, color='0.45', fontsize=4.5,
                 path_effects=HALO).set_in_layout(False)
 

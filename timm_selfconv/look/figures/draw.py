@@ -27,7 +27,6 @@ REPORTED = 8  # images that statistics are taken of: a residual's shared span gr
 
 
 def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Tensor]]) -> List[torch.Tensor]:
-    """Mean over images of what a look at a batch gives, one tensor per layer with the batch first, a few at a time."""
     total: List[torch.Tensor] = []
     size = max(1, BATCH_SIZE * 64 ** 2 // max(64 ** 2, images[0, 0].numel()))  # maps of large pictures take much memory
     for batch in tqdm(images.split(size), desc='attention', unit='batch', leave=False, disable=None):

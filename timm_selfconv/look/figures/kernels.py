@@ -39,8 +39,8 @@ def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
             ax.add_patch(Rectangle(
                 (col - side / 2, row - side / 2), side, side, facecolor=head_style(number)[0], linewidth=0, alpha=0.85))
         ax.text(
-            col, row, ','.join(str(head + 1) for head in heads), ha='center', va='center', fontsize=4,
-            color=head_style(heads[0])[0], weight='bold', path_effects=HALO, zorder=4).set_in_layout(False)
+            col, row, ','.join(map(str, heads)), ha='center', va='center', fontsize=4, color=head_style(heads[0])[0],
+            weight='bold', path_effects=HALO, zorder=4).set_in_layout(False)
     ax.set(xlim=(-reach - 0.5, reach + 0.5), ylim=(reach + 0.5, -reach - 0.5), aspect='equal')
     ax.set_title(f'layer {layer.layer}: {len(layer.kernel.fixed)} of {len(layer.heads)} heads, '
                  f'{len(layer.kernel.taps)} offset{"" if len(layer.kernel.taps) == 1 else "s"}')

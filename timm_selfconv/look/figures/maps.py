@@ -167,10 +167,10 @@ def draw_rows(
                 largest, (color, marker) = float(row[head].nan_to_num(0.).max()), head_style(head)
                 share = f'{largest:.{2 if largest >= 0.095 else 3}f}'.lstrip('0')
                 ax.plot(column + 0.05, top - 0.3 * head_line, color=color, marker=marker, markersize=3)
-                ax.text(column + 0.05 + 0.035 / inches, top, str(head + 1), weight='bold', **above)
+                ax.text(column + 0.05 + 0.035 / inches, top, str(head), weight='bold', **above)
                 ax.text(column + side, top, share, ha='right', color='0.25', **above)
             else:
-                ax.text(column + side / 2, top, str(head + 1), ha='center', **above)
+                ax.text(column + side / 2, top, str(head), ha='center', **above)
     left, bottom = -LETTER * max(map(len, names)) / inches, sum(lines) * (ratio + head_line)
     ax.set(xlim=(left, columns), ylim=(bottom, 0.), aspect='equal')
     ax.axis('off')

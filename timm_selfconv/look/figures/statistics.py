@@ -51,7 +51,6 @@ def baselines(grid: Grid, kernel_size: int, by_position: bool = False) -> Dict[s
 
 
 def draw_residuals(ax: Axes, layers: Sequence[LayerReport]) -> None:
-    """Both residuals of each layer."""
     numbers = [layer.layer for layer in layers]
     ax.plot(
         numbers, [layer.residual for layer in layers], color='black', marker='o',
@@ -62,7 +61,6 @@ def draw_residuals(ax: Axes, layers: Sequence[LayerReport]) -> None:
 
 
 def head_marks(*nets: Sequence[LayerReport]) -> str:
-    """What stands for a head in the panels of some nets: its number, where there is room for as many."""
     return 'number' if max(len(layer.heads) for layers in nets for layer in layers) <= NUMBERED else 'mark'
 
 
@@ -75,11 +73,10 @@ def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: str) -> None:
             shift = 0.7 * ((head.head + 0.5) / len(layer.heads) - 0.5)  # side by side, so that none hides another
             ax.plot(
                 layer.layer + shift, getattr(head, statistic), color=color, linestyle='', markeredgewidth=0.2,
-                marker=f'${head.head + 1}$' if numbered else marker, markersize=3.5 if numbered else 2.)
+                marker=f'${head.head}$' if numbered else marker, markersize=3.5 if numbered else 2.)
 
 
 def finish_axes(figure: Figure) -> None:
-    """Let values begin at zero or below and layers be whole numbers, and draw a grid."""
     for ax in figure.axes:
         ax.set_ylim(bottom=min(0., ax.get_ylim()[0]))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

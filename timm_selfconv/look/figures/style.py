@@ -45,11 +45,11 @@ def head_style(head: int) -> Tuple[str, str]:
 
 
 def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, place: int = 0, **kwargs: Any) -> None:
-    """Draw a head's dot, and its number, from 1, in points of type at a place in the row of labels beside the dot."""
+    """Draw a head's dot, and its number in points of type at a place in the row of labels beside the dot."""
     color, marker = head_style(head)
     ax.plot(x, y, color=color, marker=marker, linestyle='', zorder=3, **kwargs)
     ax.annotate(
-        str(head + 1), (x, y), (1.5 + 0.8 * size * place, 1), textcoords='offset points', color=color, fontsize=size,
+        str(head), (x, y), (1.5 + 0.8 * size * place, 1), textcoords='offset points', color=color, fontsize=size,
         weight='bold', zorder=4, path_effects=HALO).set_in_layout(False)
 
 

@@ -220,7 +220,8 @@ function makeControls() {
 }
 
 function makeNotes() {
-  const nets = panels.map(({ net }) => net), notes = ["Distances are in pixels of a layer's grid."];
+  const nets = panels.map(({ net }) => net), notes = ["Distances are in pixels of a layer's grid. "
+    + 'Heads are numbered from 1; commands, figures and Python count from 0.'];
   if (scales.has(false)) notes.push('Colours of attention follow its square root, so that small shares show too.');
   if (nets.some(net => net.views.length > 1)) {
     notes.push('Position only: the softmax of the terms of equation (8) that know offsets (content-position, position).'
