@@ -92,26 +92,11 @@ def label_places(points: Sequence[Tuple[float, float]]) -> List[int]:
     return [sum(math.dist(point, other) < NEAR for other in points[:i]) for i, point in enumerate(points)]
 
 
-def moving(rows: torch.Tensor, columns: int, widest: float) -> List[int]:
-    """Rows of a history between which heads move and change their spread by equal parts, first and last among them.
-
-    Args:
-        rows: Row and column, variances and covariance of each head, shape (rows, heads, 5).
-        columns: How many rows at most.
-        widest: Spread beyond which a head's changes do not count, in pixels.
-    """
-    if columns < 2:
-        return [len(rows) - 1]
-    state = torch.cat([rows[..., :2], rows[..., 2:4].sum(-1, keepdim=True).clamp(min=0.).sqrt()], -1)
-    steps = state.clamp(-widest, widest).diff(dim=0).norm(dim=-1).mean(-1)
-    path = torch.cat([steps.new_zeros(1), steps.cumsum(0)])
-    wanted = torch.linspace(0., float(path[-1]), columns, dtype=path.dtype)
-    return sorted({0, len(rows) - 1, *(path[None] - wanted[1:-1, None]).abs().argmin(-1).tolist()})
-
-
-def evenly(epochs: Sequence[float], columns: int) -> List[float]:
-    last, steps = len(epochs) - 1, min(columns, len(epochs)) - 1
-    return [epochs[round(i * last / steps) if steps else last] for i in range(steps + 1)]
+def early(epochs: Sequence[float], columns: int) -> List[float]:
+    """At most so many of some epochs, ever farther apart, as heads move most at first; the last one is among them."""
+    last, steps = len(epochs) - 1, columns - 2
+    chosen = {last} if steps < 0 else {0, last, *(min(last, round(last ** (k / steps))) for k in range(steps))}
+    return [epochs[i] for i in sorted(chosen)]
 
 
 def history_blobs(path: Path, columns: int) -> Tuple[str, Dict[float, List[Blobs]], Grid]:
@@ -120,9 +105,8 @@ def history_blobs(path: Path, columns: int) -> Tuple[str, Dict[float, List[Blobs
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
     if not rows or not history['grid']:
         raise ValueError(f'{path}: does not say where heads look; those of {history["model"]} follow the image')
-    blobs, trained = {}, sorted(rows)
-    heads = torch.tensor([[head for layer in rows[epochs] for head in layer] for epochs in trained]).double()
-    for epochs in (trained[i] for i in moving(heads, columns, max(history['grid']))):
+    blobs = {}
+    for epochs in early(sorted(rows), columns):
         layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
         blobs[epochs] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
     return history['model'].partition('.')[0], blobs, (history['grid'][0], history['grid'][1])
@@ -138,7 +122,7 @@ def training_blobs(
     Args:
         model: The net as it was trained, for checkpoints; it stays as it is.
         run: Folder of a run of this package's trainer or of timm's train script, or a net whose history ships.
-        columns: How many epochs at most, the first and the last one among them.
+        columns: How many epochs at most, the first and the last one among them, the others early.
 
     Returns:
         A Gaussian per head for each layer by epochs trained, in order; the grid, if a history says it.
@@ -171,7 +155,7 @@ def training_blobs(
                          'checkpoint-*.pth.tar files')
     model = copy.deepcopy(model)
     blobs = {}
-    for epoch in evenly(sorted(checkpoints), columns):
+    for epoch in early(sorted(checkpoints), columns):
         try:
             model.load_state_dict(checkpoints[epoch])
         except (RuntimeError, TypeError, AttributeError) as e:
