@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from held import LargestTensor, PeakBytes, held_at_once
-from saved import saved_bytes
+from held import LargestTensor, PeakBytes, held_at_once, saved_bytes
 from timm_selfconv.layers import SelfAttention2d, TERMS
 from tiny_nets import EVERY_KIND
 
@@ -78,10 +77,6 @@ def reference(attn, x, terms, encoding):
     return out, maps
 
 
-each_kind = pytest.mark.parametrize(
-    'encoding,terms', EVERY_KIND, ids=lambda v: v if isinstance(v, str) else '+'.join(v))
-
-
 @contextlib.contextmanager
 def explicit(attn):
     attn.fused_attn = False
@@ -89,10 +84,12 @@ def explicit(attn):
     attn.fused_attn = True
 
 
-@each_kind
-def test_every_choice_of_terms_is_equation_8(encoding, terms):
-    """Maps, outputs and gradients, by every formula: as is, by explicit maps, by fused attention, row by row."""
+@settings(deadline=None, max_examples=len(EVERY_KIND))
+@given(st.sampled_from(EVERY_KIND))
+def test_every_choice_of_terms_is_equation_8(kind):
+    """Maps, outputs and gradients, by every formula: the default, explicit maps, fused attention, row by row."""
     torch.manual_seed(0)
+    encoding, terms = kind
     attn = randomise(SelfAttention2d(4, 2, terms, encoding, grid_size=(3, 2), dtype=torch.float64)).eval()
     x = torch.randn(2, 3, 2, 4, dtype=torch.float64)
 
@@ -138,9 +135,9 @@ def test_probability_dropout_takes_the_map_and_gives_the_same_numbers():
     assert not torch.allclose(attn.train()(x), in_training, atol=1e-3)
 
 
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
-def test_maps_of_half_precision_layers_are_made_in_float32(dtype, encoding):
+@pytest.mark.parametrize('encoding,dtype', [
+    ('quadratic', torch.float16), ('quadratic_gen', torch.bfloat16), ('learned', torch.bfloat16)])
+def test_maps_of_half_precision_layers_are_made_in_float32(encoding, dtype):
     torch.manual_seed(0)
     attn = randomise(SelfAttention2d(8, 3, encoding=encoding, grid_size=(12, 12))).to(dtype)
     x = torch.randn(1, 12, 12, 8, dtype=dtype)
@@ -151,7 +148,7 @@ def test_maps_of_half_precision_layers_are_made_in_float32(dtype, encoding):
     torch.testing.assert_close(attn.float().attention_probs(x.float()), probs)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(
     st.sampled_from([0.3, 16., 32., 256., 4096., 1e4]), st.sampled_from([0., 0.01, 1., 1e3]),
     st.sampled_from([('position',), ('content', 'position'), TERMS]))
@@ -174,9 +171,9 @@ def test_far_and_sharp_heads_in_float32(center, spread, terms):
             torch.testing.assert_close(attn(x).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('fused', [False, True])
-@pytest.mark.parametrize('center', [1., 16., 4096.])
-@pytest.mark.parametrize('dtype,tolerance', [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
+@pytest.mark.parametrize('center,dtype,tolerance,fused', [
+    (1., torch.bfloat16, 0.02, True), (16., torch.float16, 0.003, True), (4096., torch.bfloat16, 0.02, False),
+    (4096., torch.float16, 0.003, True)])
 def test_content_and_far_centres_in_half_precision(center, dtype, tolerance, fused):
     torch.manual_seed(0)
     attn = SelfAttention2d(32, 3, ('content', 'position')).eval()
@@ -225,14 +222,11 @@ def test_torchscript(encoding, terms):
 
 @pytest.mark.parametrize('kwargs,match', [
     (dict(num_heads=0), 'num_heads=0: needs an integer of at least 1'),
-    (dict(dim=0), 'dim=0: needs an integer of at least 1'),
-    (dict(num_heads=2.5), 'num_heads=2.5'),
-    (dict(num_heads=True), 'num_heads=True'),
+    (dict(dim=2.5), 'dim=2.5: needs an integer of at least 1'),
     (dict(terms=()), r'terms=\(\).*content_position'),
     (dict(terms=('content', 'content')), 'each once'),
     (dict(terms=('value',)), "terms=.*'value'"),
     (dict(encoding='cubic'), "encoding='cubic'.*quadratic_gen"),
-    (dict(encoding='line'), "encoding='line': needs one of"),
     (dict(encoding='sinusoid'), "terms=.*'position'.*absolute"),
     (dict(encoding='absolute', terms=('content', 'position')), 'absolute'),
 ])
@@ -255,9 +249,10 @@ def test_images_of_224_pixels_stay_under_1_6_gib(encoding, terms, device):
     assert memory.peak < 1.6 * 2 ** 30
 
 
-@pytest.mark.parametrize('training', [False, True])
-@each_kind
-def test_everything_is_where_the_layer_is(encoding, terms, training):
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from(EVERY_KIND), st.booleans())
+def test_everything_is_where_the_layer_is(kind, training):
+    encoding, terms = kind
     with FakeTensorMode():
         attn = SelfAttention2d(8, 2, terms, encoding, grid_size=(4, 6), device='cuda').train(training)
         x = torch.randn(2, 4, 6, 8, device='cuda', requires_grad=training)
@@ -266,17 +261,10 @@ def test_everything_is_where_the_layer_is(encoding, terms, training):
         assert out.device == x.device and out.shape == x.shape and out.requires_grad == training
 
 
-PATHS = [
-    ('quadratic', ('position',)), ('quadratic_gen', ('position',)), ('learned', ('content', 'content_position')),
-    ('sinusoid', ('content',))]
-
-
-@pytest.mark.parametrize('grad', [True, False])
-@pytest.mark.parametrize('explicit', [True, False])
-@pytest.mark.parametrize('encoding,terms', PATHS)
-def test_inputs_that_do_not_fit_are_named(encoding, terms, explicit, grad):
-    attn = SelfAttention2d(8, 2, terms, encoding, grid_size=(4, 4)).requires_grad_(grad)
-    attn.fused_attn = not explicit
+@pytest.mark.parametrize('encoding,terms', [
+    ('quadratic', ('position',)), ('learned', TERMS), ('sinusoid', ('content',))])
+def test_inputs_that_do_not_fit_are_named(encoding, terms):
+    attn = SelfAttention2d(8, 2, terms, encoding, grid_size=(4, 4))
     for shape in ((2, 8, 4, 4), (4, 4, 8), (2, 4, 4, 7), (2, 0, 4, 8), (2, 16, 8)):
         with pytest.raises(ValueError, match=rf'{re.escape(str(list(shape)))}: needs shape \(B, H, W, 8\)'):
             attn(torch.randn(shape))

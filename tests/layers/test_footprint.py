@@ -7,9 +7,8 @@ from tiny_nets import noise
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize('batch', [2, 16])
-def test_footprints_and_their_sums_keep_their_dtype_under_autocast(dtype, batch):
-    x, weights = noise(batch, 4, 5, 6).to(dtype), noise(batch, 9, 2, 5, 6).to(dtype)
+def test_footprints_and_their_sums_keep_their_dtype_under_autocast(dtype):
+    x, weights = noise(2, 4, 5, 6).to(dtype), noise(2, 9, 2, 5, 6).to(dtype)
     with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
         found = *footprint(x, 3), aggregate(x, weights, 3)
     with torch.no_grad():
@@ -34,7 +33,7 @@ def test_aggregation_against_torch_unfold_and_its_gradients(kernel_size, stride,
 
 
 def test_derivatives_of_aggregation():
-    value, weights = noise(2, 2, 3, 4).requires_grad_(), noise(2, 9, 1, 3, 4).requires_grad_()
+    value, weights = noise(1, 2, 2, 3).requires_grad_(), noise(1, 9, 1, 2, 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
     assert torch.autograd.gradgradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
     with pytest.raises(ValueError, match=r'\[2, 2, 3, 4\]: needs a height and width of at least 4'):

@@ -71,11 +71,10 @@ def reference(attn, x, i=0, other=None):
     return out
 
 
-@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
-@pytest.mark.parametrize('kwargs', [
-    dict(), dict(stride=2), dict(dilation=2), dict(kernel_size=5, stride=3), dict(kernel_size=1),
-    dict(qkv_bias=False, stride=2, dilation=2, kernel_size=3),
-])
+@pytest.mark.parametrize('kind,kwargs', [
+    ('pairwise', dict(stride=2)), ('patchwise', dict(dilation=2)), ('pairwise', dict(kernel_size=5, stride=3)),
+    ('patchwise', dict(kernel_size=1)), ('pairwise', dict(qkv_bias=False, stride=2, dilation=2)),
+    ('patchwise', dict(qkv_bias=False, stride=2, kernel_size=5))])
 def test_attention_is_the_definition(kind, kwargs):
     attn = attention(kind, **kwargs)
     x = noise(2, 32, 5, 6)
@@ -114,18 +113,15 @@ def test_a_parametrized_map_is_honoured(key):
 
 
 @pytest.mark.parametrize('key', [None, noise(2, 2, 4, 5)])
-@pytest.mark.parametrize('grad', [True, False])
-def test_a_hook_sees_all_that_queries_values_and_keys_are_made_of(key, grad):
+def test_a_hook_sees_and_changes_queries_values_and_keys(key):
     attn, x, seen = attention(), noise(2, 32, 4, 5), []
     wanted = attn(x, key)
-    handle = attn.qvk.register_forward_hook(lambda module, args, out: seen.append(out))
-    with torch.set_grad_enabled(grad):
-        torch.testing.assert_close(attn(x, key), wanted)
-        assert torch.equal(attn.keys(x), seen[0][:, -attn.query_dim:])
+    attn.qvk.register_forward_hook(lambda module, args, out: seen.append(out))
+    torch.testing.assert_close(attn(x, key), wanted)
+    assert torch.equal(attn.keys(x), seen[0][:, -attn.query_dim:])
     assert [out.shape for out in seen] == [(2, attn.qvk.out_channels, 4, 5)] * 2
-    handle.remove()
     attn.qvk.register_forward_hook(lambda module, args, out: 0 * out)
-    with torch.set_grad_enabled(grad):
+    with torch.no_grad():
         assert attn(x, key).abs().max() == 0
 
 

@@ -1,7 +1,6 @@
 """torch's functional transforms of every attention layer, against loops of plain calls."""
 import pytest
 import torch
-from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, jacobian
 
 from timm_selfconv.layers import TERMS, SelfAttention2d, TokenAttention
@@ -42,14 +41,6 @@ def x(layer):
     return torch.randn(SHAPES[type(layer)], dtype=torch.float64, requires_grad=True)
 
 
-def test_batches_of_gradients(layer, x):
-    out, wanted = layer(x), [x, *layer.parameters()]
-    grads = torch.randn(3, *out.shape, dtype=torch.float64)
-    batched = torch.autograd.grad(out, wanted, grads, is_grads_batched=True, retain_graph=True)
-    single = [torch.autograd.grad(out, wanted, grad, retain_graph=True) for grad in grads]
-    torch.testing.assert_close(batched, tuple(map(torch.stack, zip(*single))))
-
-
 def test_jacobian_and_hessian(layer, x):
     x = x.detach()[:1]
     expected = jacobian(layer, x)
@@ -60,15 +51,6 @@ def test_jacobian_and_hessian(layer, x):
         return layer(torch.cat([part, x[..., 1:]], -1)).square().sum()
 
     torch.testing.assert_close(hessian(scalar, x[..., :1], vectorize=True), hessian(scalar, x[..., :1]))
-
-
-def test_forward_mode(layer, x):
-    tangent = torch.randn_like(x)
-    expected = torch.tensordot(jacobian(layer, x.detach()), tangent, x.dim())
-    torch.testing.assert_close(torch.func.jvp(layer, (x,), (tangent,))[1], expected)
-    with forward_ad.dual_level():
-        found = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))).tangent
-    torch.testing.assert_close(found, expected)
 
 
 def test_gradients_image_by_image(layer, x):
