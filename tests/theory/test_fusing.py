@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 import torch.nn as nn
+from hypothesis import given, settings, strategies as st
 
 from lora import Lora
 from timm_selfconv import fuse
@@ -22,10 +23,14 @@ def assert_same(fused, model, *inputs):
         torch.testing.assert_close(fused(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('kwargs', [
+KINDS = [
     *(dict(encoding=encoding, terms=terms) for encoding, terms in EVERY_KIND),
     dict(num_heads=(3, 2)), dict(hierarchical=True, attn_proj=False),
-    dict(encoding='learned', terms=('content', 'content_position'), hierarchical=True)])
+    dict(encoding='learned', terms=('content', 'content_position'), hierarchical=True)]
+
+
+@settings(deadline=None, max_examples=len(KINDS))
+@given(st.sampled_from(KINDS))
 def test_logits_are_the_nets(kwargs):
     model = random_net(**kwargs)
     state = copy.deepcopy(model.state_dict())

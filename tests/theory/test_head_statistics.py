@@ -25,7 +25,7 @@ def relative_maps(scores):
 
 
 def loop_statistics(maps):
-    """Statistics of each query, in the words of their definitions."""
+    """Statistics of each query, by their definitions."""
     height, width = maps.shape[:2]
     found = {statistic: [] for statistic in (center_of_mass, *PER_QUERY)}
     for i, j in itertools.product(range(height), range(width)):
@@ -49,7 +49,7 @@ def test_statistics_of_each_query_against_loops(height, width, seed, sharpness):
 
 
 def loop_consistency(maps):
-    """The mean over pairs of queries, as its words say it, over dictionaries of offsets."""
+    """The mean over pairs of queries, by loops over offsets."""
     height, width = maps.shape[:2]
     patterns = [
         {(k - i, m - j): float(maps[i, j, k, m]) for k in range(height) for m in range(width)}
@@ -80,7 +80,7 @@ def loop_symmetry(maps):
 
 @settings(deadline=None, max_examples=25)
 @given(SIZES, SIZES, SEEDS, st.sampled_from([0.5, 3., 50.]))
-def test_what_compares_maps_against_loops(height, width, seed, sharpness):
+def test_statistics_of_heads_against_loops(height, width, seed, sharpness):
     maps = random_maps(height, width, seed=seed, sharpness=sharpness)
     assert translation_consistency(maps) == pytest.approx(loop_consistency(maps))
     assert mirror_symmetry(maps) == pytest.approx(loop_symmetry(maps))

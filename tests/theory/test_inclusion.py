@@ -91,7 +91,7 @@ def test_biases_that_a_net_lacks_are_zero():
         include(biased, net)
 
 
-@pytest.mark.parametrize('size', [(8, 8), (12, 20), (4, 32)])
+@pytest.mark.parametrize('size', [(12, 20), (4, 32)])
 def test_images_of_any_size_and_smaller_ones(size):
     net = timm.create_model(
         'sa_quadratic_cifar', img_size=size, embed_dim=8, mlp_dim=8, depth=2, num_classes=7, in_chans=1, num_heads=4,
@@ -123,8 +123,7 @@ def test_hierarchical_nets_that_know_positions_alone_are_in_plain_ones():
 
 
 @pytest.mark.parametrize('encoding,terms', [
-    ('quadratic_gen', ('position',)), ('learned', ('position',)), ('learned', CONTENT), ('learned', TERMS),
-    ('quadratic', ('content', 'position'))])
+    ('quadratic_gen', ('position',)), ('learned', CONTENT), ('learned', TERMS), ('quadratic', ('content', 'position'))])
 def test_everything_learns_after_two_steps(encoding, terms):
     """Zeros must not be saddles: but for the keys' bias, which no softmax sees, every parameter gets gradients."""
     torch.manual_seed(0)
@@ -146,24 +145,16 @@ def test_everything_learns_after_two_steps(encoding, terms):
 @pytest.mark.parametrize('kwargs,match', [
     (dict(num_heads=2), r'needs at least 3 heads in this layer, has 2'),
     (dict(depth=3), r'needs depth=2, has 3'),
-    (dict(embed_dim=12), r'needs embed_dim=8, has 12'),
-    (dict(num_classes=5), r'needs num_classes=10, has 5'),
     (dict(act_layer='relu'), r"needs act_layer='gelu', has 'relu'"),
     (dict(img_size=12), r'has 6 positions along an axis, but the encoding reaches 4: create the model with a larger'),
     (dict(terms=('content_position',), qk_bias=False), r'no bias to hold position scores'),
     (dict(embed_dim=8, num_heads=7, terms=CONTENT), r'scores of 7 heads do not fit in 4 channels of its tables'),
 ])
-def test_what_does_not_fit_is_named(kwargs, match):
+def test_nets_that_do_not_fit_are_named(kwargs, match):
     heads = kwargs.get('num_heads', 3)
     net = make_net('learned', num_heads=7 if heads == 7 else 3)
     with pytest.raises(ValueError, match=match):
         include(net, make_net('learned', **{'terms': ('content_position',), **kwargs}))
-
-
-@pytest.mark.parametrize('target', ['no_such_net', 'resnet18_cifar', 'vit_tiny_patch16_224'])
-def test_names_of_other_nets_are_refused(target):
-    with pytest.raises(ValueError, match=f"target='{target}': needs a SelfAttentionNet, or the registered name of one"):
-        include(make_net(), target)
 
 
 def test_an_activation_that_has_no_name_needs_a_net_as_target():
@@ -175,6 +166,9 @@ def test_an_activation_that_has_no_name_needs_a_net_as_target():
 
 
 def test_other_nets_are_refused():
+    for name in ('no_such_net', 'resnet18_cifar', 'vit_tiny_patch16_224'):
+        with pytest.raises(ValueError, match=f"target='{name}': needs a SelfAttentionNet, or the registered name of"):
+            include(make_net(), name)
     resnet = timm.create_model('resnet18_cifar', device='meta')
     for model, target in ((resnet, make_net()), (make_net(), resnet)):
         with pytest.raises(ValueError, match='needs a SelfAttentionNet'):

@@ -56,8 +56,7 @@ def test_heads_go_as_least_squares_would_have_them_go(heads, dim, out, seed, dat
 
 
 @pytest.mark.parametrize('encoding,terms', [
-    ('quadratic', ('position',)), ('quadratic_gen', ('position',)), ('learned', ('position',)),
-    ('learned', ('content', 'content_position')), ('quadratic', ('position', 'key_bias')), ('sinusoid', ('content',))])
+    ('quadratic', ('position',)), ('learned', ('content', 'content_position')), ('sinusoid', ('content',))])
 def test_values_and_bias_are_those_of_a_regression(encoding, terms):
     net = random_net(encoding=encoding, terms=terms)
     x = IMAGES[:16]
@@ -130,9 +129,7 @@ def test_nothing_else_changes_and_timm_saves_it(tmp_path):
 
 @pytest.mark.parametrize('num_heads,x,match', [
     ((2,), IMAGES[:2], r'num_heads=\(2,\): needs one number for each layer, from 1 to \(4, 4\)'),
-    ((0, 4), IMAGES[:2], 'num_heads='),
-    (3, IMAGES[:2], 'num_heads=3: needs one number for each layer'),
-    ((4, 5), IMAGES[:2], 'num_heads='),
+    ((0, 5), IMAGES[:2], 'num_heads='),
     ((2, 2), IMAGES[:0], r'images=\(0, 3, 8, 8\): needs at least one'),
     ((2, 2), IMAGES[:2] * float('nan'), 'images: layer 0 sees the same at all of their pixels, or no numbers')])
 def test_what_does_not_fit_is_named(num_heads, x, match):
