@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch.nn.utils import prune
 
 from held import LargestTensor
@@ -32,7 +32,7 @@ def assert_equal_up_to(tolerance, got, expected):
 
 
 @st.composite
-def convolutions(draw):
+def convolutions(draw, dtype=torch.float64):
     """A convolution of any kind, and the shape of an input that it takes."""
     dims, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
 
@@ -46,7 +46,7 @@ def convolutions(draw):
     conv = make_conv(
         dims, groups * draw(st.integers(1, 5)), groups * draw(st.integers(1, 3)), kernel_size, stride=stride,
         dilation=dilation, padding=padding, padding_mode=draw(st.sampled_from(MODES)), groups=groups,
-        bias=draw(st.booleans()), seed=draw(st.integers(0, 2 ** 16)))
+        bias=draw(st.booleans()), dtype=dtype, seed=draw(st.integers(0, 2 ** 16)))
     # reflection needs more pixels than it adds, and the kernel its reach
     smallest = [max(4, d * (k - 1) + 1) for k, d in zip(kernel_size, dilation)]
     size = [low + draw(st.integers(0, 3)) for low in smallest]
@@ -212,13 +212,20 @@ def test_meta_convolutions_become_meta_attention():
     assert attention(torch.empty(2, 3, 5, 6, device='meta', dtype=torch.bfloat16)).shape == (2, 4, 3, 4)
 
 
-def test_autocast():
-    conv = make_conv(2, 16, 8, 3, torch.float32, padding=1)
-    attention, x = conv_to_attention(conv), noise(2, 16, 9, 9, dtype=torch.float32)
-    with torch.autocast('cpu', torch.bfloat16):
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@settings(deadline=None, max_examples=60)
+@given(convolutions(dtype=torch.float32), st.sampled_from([torch.bfloat16, torch.float16]))
+@example((make_conv(2, 6, 6, 1, torch.float32, stride=(3, 1), groups=6), (2, 6, 5, 5)), torch.bfloat16)  # depthwise
+def test_autocast(case, dtype):
+    conv, shape = case
+    attention, x = conv_to_attention(conv), noise(*shape, dtype=torch.float32)
+    with torch.autocast('cpu', dtype), torch.no_grad():
         got, expected = attention(x), conv(x)
-        assert attention.axis_factors([9, 9])[0].dtype == torch.float32
-    assert_equal_up_to(2 * torch.finfo(torch.bfloat16).eps, got, expected)
+        assert all(factor.dtype == torch.float32 for factor in attention.axis_factors([20] * len(conv.kernel_size)))
+    assert got.shape == expected.shape and got.dtype == expected.dtype == dtype
+    if x.numel():
+        largest = conv.weight.abs().flatten(1).sum(1).max() * x.abs().max() + 1  # an output can be, bias included
+        torch.testing.assert_close(got, expected, rtol=0, atol=2 * torch.finfo(dtype).eps * largest.item())
 
 
 @pytest.mark.slow

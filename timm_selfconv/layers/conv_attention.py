@@ -210,7 +210,7 @@ class ConvAttention(nn.Module):
             Their part of the output, shape (out_channels, B, q_1, ..., q_K).
         """
         size, batch, groups = x.shape[:-2], x.shape[-1], self.groups
-        weight = self.value_weight[heads].unflatten(1, (groups, -1))
+        weight = self.value_weight[heads].unflatten(1, (groups, -1)).to(x.dtype)  # some einsums ignore autocast
         if self.out_channels < self.in_channels:
             pixels = x.reshape(prod(size), groups, weight.shape[3], batch)
             values = torch.einsum('ngcb,hgdc->hngdb', pixels, weight)
