@@ -74,6 +74,8 @@ def test_costs_in_closed_form():
     assert report.flops_before == 2 * 6 * 6 * 9 * 5 * 7
     assert report.flops_after == 2 * 9 * (12 * 6 * 12 * 5 + 6 * 6 * 12 * 5 + 6 * 6 * 5 * 7)
     assert (report.parameters_before, report.parameters_after) == (9 * 35 + 7, 9 * 35 + 7 + 27)
+    ratio = report.flops_after / report.flops_before
+    assert str(report).startswith(f'1 convolution is 9 heads; 27 more parameters; {ratio:.1f} times the FLOPs; error ')
 
 
 def test_the_net_is_left_alone_and_everything_else_kept():

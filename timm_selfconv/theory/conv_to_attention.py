@@ -106,6 +106,12 @@ class ConversionReport:
     flops_after: int
     error: float
 
+    def __str__(self) -> str:
+        convs = '1 convolution is' if self.convs == 1 else f'{self.convs} convolutions are'
+        more, flops = self.parameters_after - self.parameters_before, self.flops_after / self.flops_before
+        return (
+            f'{convs} {self.heads} heads; {more} more parameters; {flops:.1f} times the FLOPs; error {self.error:.0e}')
+
 
 class PadSame(nn.Module):
     """Pad as TensorFlow does, by what the input's size leaves over: what timm's Conv2dSame does before it convolves."""
