@@ -1,8 +1,14 @@
 """What every family does alike."""
+import warnings
+
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from timm.models._features_fx import get_notrace_functions, get_notrace_modules
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 from tiny_nets import SHALLOW
@@ -55,6 +61,47 @@ def test_symbolic_traces_compute_the_same(name, grad):
         traced = create_feature_extractor(
             model, train_return_nodes=last[:1], eval_return_nodes=last[1:], tracer_kwargs=how)
         torch.testing.assert_close(traced.eval()(x)[last[1]], model(x))
+
+
+@pytest.mark.parametrize('name', SHALLOW)
+def test_plain_symbolic_trace_and_quantization_by_fx(name):
+    """Integers of 8 bits change the logits by a share of their norm, and where they saturate by most of it."""
+    torch.manual_seed(0)
+    model, x = timm.create_model(name, **SHALLOW[name]).eval(), torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        logits = model(x)
+        torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), logits)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # torchao is to replace it
+            prepared = prepare_fx(model, get_default_qconfig_mapping('x86'), (x,))
+            torch.testing.assert_close(prepared(x), logits)
+            change = convert_fx(prepared)(x) - logits
+    assert 0 < change.norm() < 0.2 * logits.norm()
+
+
+@pytest.mark.parametrize('name', SHALLOW)
+def test_gradients_per_image(name):
+    torch.manual_seed(0)
+    model = timm.create_model(name, **SHALLOW[name]).eval()
+    x, labels, parameters = torch.randn(2, 3, 32, 32), torch.tensor([1, 2]), dict(model.named_parameters())
+
+    def loss(parameters, x, label):
+        return F.cross_entropy(torch.func.functional_call(model, parameters, (x[None],)), label[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x, labels)
+    whole = torch.autograd.grad(F.cross_entropy(model(x), labels), list(parameters.values()))
+    for name, expected in zip(parameters, whole):
+        torch.testing.assert_close(each[name].mean(0), expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', SHALLOW)
+def test_flops_do_not_depend_on_gradients(name):
+    model, flops = timm.create_model(name, **SHALLOW[name]).eval(), []
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), FlopCounterMode(display=False) as counter:
+            model(torch.randn(2, 3, 32, 32))
+        flops.append(counter.get_total_flops())
+    assert flops[0] == flops[1] > 0
 
 
 @pytest.mark.parametrize('name', [name for name in SHALLOW if 'resnet' not in name])

@@ -141,8 +141,8 @@ class ResVit(BlockNet):
 
     def to_features(self, x: torch.Tensor) -> torch.Tensor:
         """Like :meth:`to_grid`, the class token spread over it: the mean of the grid is that of all tokens of x."""
-        patches = x.shape[1] - 1
-        return (self.to_grid(x) * patches + x[:, :1, None]) / (patches + 1)
+        grid = self.to_grid(x)
+        return grid + (x[:, :1, None] - grid) / x.shape[1]  # no sum of tokens, which would overflow 8-bit integers
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: ResVit) -> Dict[str, torch.Tensor]:

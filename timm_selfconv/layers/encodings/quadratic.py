@@ -150,7 +150,7 @@ class QuadraticEncoding(nn.Module):
     def precisions(self) -> torch.Tensor:
         """Precision ``Sigma^-1`` of each head (appendix D.1), at least float32, shape (heads, 2, 2)."""
         spreads = self.spreads.to(torch.promote_types(self.spreads.dtype, torch.float32))
-        if spreads.dim() == 1:
+        if not self.full:
             spreads = spreads[:, None, None] * torch.eye(2, device=spreads.device, dtype=spreads.dtype)
         # element by element: autocast would run a matrix product in half precision
         return (spreads[:, :, None, :] * spreads[:, None, :, :]).sum(-1).clamp(-1e30, 1e30)
