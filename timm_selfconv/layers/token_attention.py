@@ -11,7 +11,11 @@ __all__ = ['TokenAttention']
 
 
 class TokenAttention(nn.Module):
-    """Self-attention of tokens, every head as wide as the layer, that can attend to keys computed elsewhere."""
+    """Self-attention of tokens, every head as wide as the layer, that can attend to keys computed elsewhere.
+
+    It is no ``attn_layer`` of timm's vision transformers. These pass ``qkv_bias``, ``qk_norm``, ``scale_norm`` and
+    masks, and their weights hold one ``qkv`` map for heads of width ``dim / num_heads``. Here a head has width ``dim``.
+    """
     fused_attn: Final[bool]
 
     def __init__(
