@@ -80,6 +80,18 @@ def test_plain_symbolic_trace_and_quantization_by_fx(name):
 
 
 @pytest.mark.parametrize('name', SHALLOW)
+def test_weights_of_8_bits_by_torchao(name):
+    quantization = pytest.importorskip('torchao.quantization', reason='torchao is not installed')
+    torch.manual_seed(0)
+    model, x = timm.create_model(name, **SHALLOW[name]).eval(), torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        logits = model(x)
+        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+        change = model(x) - logits
+    assert 0 < change.norm() < 0.05 * logits.norm()
+
+
+@pytest.mark.parametrize('name', SHALLOW)
 def test_gradients_per_image(name):
     torch.manual_seed(0)
     model = timm.create_model(name, **SHALLOW[name]).eval()
