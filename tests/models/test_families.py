@@ -37,9 +37,9 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize('name', PARAMETERS)
-def test_published_parameters_to_the_digit(name):
-    assert sum(p.numel() for p in timm.create_model(name, device='meta').parameters()) == PARAMETERS[name]
+def test_published_parameters_to_the_digit():
+    nets = {name: timm.create_model(name, device='meta') for name in PARAMETERS}
+    assert {name: sum(p.numel() for p in net.parameters()) for name, net in nets.items()} == PARAMETERS
 
 
 @pytest.mark.parametrize('name', SHALLOW)
@@ -50,13 +50,12 @@ def test_no_images_give_no_logits(name):
 
 
 @pytest.mark.parametrize('name', SHALLOW)
-@pytest.mark.parametrize('grad', [True, False])
-def test_symbolic_traces_compute_the_same(name, grad):
-    """As in timm's own test of fx, which runs in a process of its own; with and without a gradient."""
+def test_symbolic_traces_compute_the_same(name):
+    """As in timm's own test of fx, without gradients, where our nets chunk."""
     model, x = timm.create_model(name, **SHALLOW[name]).eval(), torch.randn(2, 3, 32, 32)
     how = dict(
         leaf_modules=get_notrace_modules(), autowrap_functions=get_notrace_functions(), param_shapes_constant=True)
-    with torch.set_grad_enabled(grad):
+    with torch.no_grad():
         last = [names[-1] for names in get_graph_node_names(model, tracer_kwargs=how)]
         traced = create_feature_extractor(
             model, train_return_nodes=last[:1], eval_return_nodes=last[1:], tracer_kwargs=how)
@@ -116,9 +115,9 @@ def test_flops_do_not_depend_on_gradients(name):
     assert flops[0] == flops[1] > 0
 
 
-@pytest.mark.parametrize('name', [name for name in SHALLOW if 'resnet' not in name])
-@pytest.mark.parametrize('feature_cls', ['hook', 'fx', 'list'])
-def test_features_that_would_be_left_out_are_refused(name, feature_cls):
-    """Hooks see a shared module as one, and never a stage that is not called as a whole."""
+@pytest.mark.parametrize('name,feature_cls', [
+    ('sa_learned_content_hier_cifar', 'hook'), ('resvit_cifar', 'fx'), ('san_pairwise_hier_cifar', 'list')])
+def test_other_ways_to_take_features_are_refused(name, feature_cls):
+    """Hooks see a shared module once, and never a stage that is not called as a whole."""
     with pytest.raises(ValueError, match=f"feature_cls='{feature_cls}': {name} needs 'getter'"):
         timm.create_model(name, features_only=True, feature_cls=feature_cls, **SHALLOW[name])

@@ -122,23 +122,15 @@ def released(request, tmp_path):
         return load, net.state_dict(), x, net(x)
 
 
-@pytest.mark.parametrize('wrapped', [False, True], ids=['flat', 'model_state_dict'])
-def test_released_checkpoints_give_their_logits(released, wrapped):
+def test_released_checkpoints_give_their_logits_and_adapt(released):
+    """Flat or under a key; and other classes, channels and sizes load."""
     load, state_dict, x, logits = released
-    model = load(dict(model_state_dict=state_dict, epoch=300) if wrapped else state_dict)
     with torch.no_grad():
-        torch.testing.assert_close(model(x), logits, rtol=1e-4, atol=1e-4)
-
-
-def test_released_checkpoints_adapt_to_other_heads_of_classes_channels_and_sizes(released):
-    load, state_dict, _, _ = released
+        for checkpoint in (state_dict, dict(model_state_dict=state_dict, epoch=300)):
+            torch.testing.assert_close(load(checkpoint)(x), logits, rtol=1e-4, atol=1e-4)
     model = load(state_dict, img_size=24, num_classes=4, in_chans=1)
     assert model(torch.randn(2, 1, 24, 24)).shape == (2, 4)
-
-
-def test_other_head_counts_are_refused_by_name(released):
-    load, state_dict, _, _ = released
     with pytest.raises(ValueError, match=r'num_heads=\(2, 2\).*\(2, 3\) heads per layer'):
         load(state_dict, num_heads=2)
-    with pytest.raises(RuntimeError, match='size mismatch'):  # of another width, not of twice as many heads
+    with pytest.raises(RuntimeError, match='size mismatch'):  # another width, not twice as many heads
         load(state_dict, embed_dim=D // 2)

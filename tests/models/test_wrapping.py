@@ -46,9 +46,10 @@ def test_adapters_on_every_linear_map(name):
         torch.testing.assert_close([p.grad for p in small], list(in_all))
 
 
-@pytest.mark.parametrize('name', SHALLOW)
+@pytest.mark.parametrize('name', [
+    'sa_quadratic_cifar', 'sa_learned_content_hier_cifar', 'resvit_cifar', 'san_patchwise_hier_cifar'])
 def test_logits_follow_parameters(name):
-    """Those of one call, and those that an average or a step writes: nothing is kept of the ones before."""
+    """Parameters of one call, and of an average: no layer caches them."""
     model, other, x = net(name), net(name), noise(2, 3, 16, 16)
     with torch.no_grad():
         for p in other.parameters():
