@@ -24,8 +24,7 @@ def test_functions_take_turns_after_a_first_call():
 
 
 @pytest.mark.parametrize('kwargs', [
-    dict(), dict(encoding='quadratic_gen'), dict(encoding='learned'),
-    dict(encoding='learned', terms=('content', 'content_position')),
+    dict(), dict(encoding='learned'),
     dict(encoding='learned', terms=('content', 'content_position'), hierarchical=True),
     dict(terms=('content', 'content_position', 'key_bias', 'position')),
     dict(encoding='quadratic_gen', terms=('key_bias',)),

@@ -65,11 +65,9 @@ def test_folders_are_matched_by_name_not_by_position(tmp_path):
 
 
 @pytest.mark.parametrize('names,labels,classes', [
-    (['A', 'a', 'b'], ['A', 'a', 'b'], {0: 0, 1: 1, 2: 2}),
     (['a_b', 'a-b'], ['a-b', 'a_b'], {0: 1, 1: 0}),
     (['Cat', 'fire truck'], ['cat', 'fire_truck'], {0: 0, 1: 1}),
     (['A', 'a', 'b'], ['B', 'a'], None),  # loosely, A and a are one
-    (['a', 'b'], ['A', 'a', 'b'], None),
 ])
 def test_names_are_matched_loosely_only_where_that_keeps_them_apart(names, labels, classes):
     model = SimpleNamespace(pretrained_cfg=dict(label_names=names))
@@ -121,28 +119,25 @@ def test_labels_beyond_the_classes_are_refused(folder):
         evaluate(model, str(folder))
 
 
-@pytest.mark.parametrize('data', ['nowhere', '/nowhere/at/all', 'csv/table'])
-def test_what_is_no_dataset_is_named(data):
-    with pytest.raises(ValueError, match=rf"data='{data}'.*folder or a timm dataset name"):
-        evaluate(RedMeter(), data)
-
-
-@pytest.mark.parametrize('split', ['nowhere', 'train', 'test[:5]'])
-def test_a_split_that_a_folder_lacks_is_not_all_of_it(folder, split):
-    with pytest.raises(ValueError, match=r"split='.*': needs one of \['test'\]"):
-        evaluate(RedMeter(), str(folder), split=split)
+def test_data_and_splits_that_do_not_exist_are_named(folder):
+    for data in ('nowhere', 'csv/table'):
+        with pytest.raises(ValueError, match=rf"data='{data}'.*folder or a timm dataset name"):
+            evaluate(RedMeter(), data)
+    for split in ('train', 'test[:5]'):
+        with pytest.raises(ValueError, match=r"split='.*': needs one of \['test'\]"):
+            evaluate(RedMeter(), str(folder), split=split)
     assert evaluate(RedMeter(), str(folder / 'test')).images == 20  # a folder of classes has no splits
 
 
-@pytest.mark.parametrize('name', ['text.png', 'half.png', '.', 'bomb.png'])
-def test_what_is_no_picture_is_named(name, tmp_path, monkeypatch):
+def test_files_that_are_no_picture_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 64 * 64)  # twice as many are a decompression bomb
     Image.new('L', (128, 128)).save(tmp_path / 'bomb.png')
     (tmp_path / 'text.png').write_text('not a picture')
     Image.effect_noise((64, 64), 50.).save(tmp_path / 'half.png')
     (tmp_path / 'half.png').write_bytes((tmp_path / 'half.png').read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r'image .*readable picture'):
-        open_images([tmp_path / name])
+    for name in ('text.png', 'half.png', '.', 'bomb.png'):
+        with pytest.raises(ValueError, match=r'image .*readable picture'):
+            open_images([tmp_path / name])
 
 
 def test_cifar10_is_recognised(cifar10, folder):

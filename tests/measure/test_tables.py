@@ -68,7 +68,7 @@ def test_the_zoo_is_listed_whole():
 
 @pytest.mark.parametrize('name', ['resnet_tiny_cifar', 'sa_quadratic_tiny_cifar', 'san_patchwise_hier_cifar'])
 def test_stored_counts_are_live_ones(name):
-    """python -m timm_selfconv.measure.tables stores them anew."""
+    """python -m timm_selfconv.measure.tables updates them."""
     assert tables.zoo_counts()[name] == tables.live_counts(name)
 
 

@@ -1,4 +1,4 @@
-"""What shipped weights say of their teacher and origin, and that everything that names an accuracy says it too."""
+"""Teacher and origin of shipped weights, on cards, in captions and in tables."""
 import pytest
 
 from timm_selfconv import weights
@@ -35,28 +35,24 @@ def test_a_net_passes_its_teacher_on_to_those_begun_in_it(ship):
     assert weights.provenance('richer.begun') == 'begun in rich.begun, taught by resnet18_cifar, resnet_tiny_cifar'
 
 
-@pytest.mark.parametrize('name', weights.checksums())
-def test_a_tag_says_what_weights_are_evidence_of(name):
-    began, taught = weights.origin(name), weights.teachers(name)
-    tag = name.partition('.')[2] or 'cifar10'
-    assert tag == ('cifar10' if not began and not taught else 'dist_cifar10' if not began else 'from_quadratic_cifar10')
-    assert {*taught, *([began] if began else [])} <= set(weights.checksums())
+def test_tags_captions_and_tables_name_teacher_and_origin():
+    rows = {row['name']: row for row in results_rows()}
+    tables = [format_results([*rows.values()], wide=wide).splitlines() for wide in (False, True)]
+    for name in weights.checksums():
+        began, taught = weights.origin(name), weights.teachers(name)
+        tag = name.partition('.')[2] or 'cifar10'
+        assert tag == ('from_quadratic_cifar10' if began else 'dist_cifar10' if taught else 'cifar10')
+        assert {*taught, *([began] if began else [])} <= set(weights.checksums())
+        caption = weights.net_caption(name if '.' in name else f'{name}.cifar10')
+        assert weights.provenance(name) in caption and all(other in caption for other in (began, *taught) if other)
+        assert (rows[name]['initialised_from'], rows[name]['teacher']) == (began, ', '.join(taught) or None)
+        for wide, table in enumerate(tables):
+            line = next(line for line in table if line.startswith(f'{name} '))
+            shown = [f'{weights.measured_accuracy(name):.4f}', ', '.join(taught) or 'none', *[began or '-'] * wide]
+            assert line.split()[3:3 + len(shown)] == shown
 
 
-@pytest.mark.parametrize('name', weights.checksums())
-def test_teacher_and_origin_stand_wherever_an_accuracy_does(name):
-    began, taught = weights.origin(name), weights.teachers(name)
-    caption = weights.net_caption(name if '.' in name else f'{name}.cifar10')
-    assert weights.provenance(name) in caption and all(other in caption for other in (began, *taught) if other)
-    results, row = results_rows(), next(row for row in results_rows() if row['name'] == name)
-    assert (row['initialised_from'], row['teacher']) == (began, ', '.join(taught) or None)
-    for wide in (False, True):
-        line = next(line for line in format_results(results, wide=wide).splitlines() if line.startswith(f'{name} '))
-        shown = [f'{weights.measured_accuracy(name):.4f}', ', '.join(taught) or 'none', *[began or '-'] * wide]
-        assert line.split()[3:3 + len(shown)] == shown
-
-
-def test_where_weights_are_from_and_how_good_they_are():
+def test_captions():
     accuracy = weights.measured_accuracy('sa_learned_tiny_cifar')
     learned = weights.net_caption('sa_learned_tiny_cifar')
     assert learned.endswith(f"{100 * accuracy:.1f} % of CIFAR-10's test images right")

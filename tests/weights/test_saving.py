@@ -34,7 +34,7 @@ def test_weights_that_do_not_fit_the_type_or_name_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
+def test_cards_are_written_and_read(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
     assert weights.measured_accuracy('net') is None and weights.card_facts('net') == {}
     facts = dict(recipe='recipes/net.yaml', seed='42', time='36 minutes, beside other work')
@@ -49,20 +49,20 @@ def test_cards_say_what_they_are_told_and_are_read_back(tmp_path, monkeypatch):
     assert read.pop('test accuracy').startswith('0.8123 (10,000 images') and read == facts
 
 
-@pytest.mark.parametrize('path', sorted(WEIGHTS_DIR.glob('*.safetensors')), ids=lambda p: p.stem)
-def test_everything_that_ships_has_a_card(path):
-    facts, accuracy = weights.card_facts(path.stem), weights.measured_accuracy(path.stem)
-    assert {'recipe', 'epochs', 'seed', 'hardware', 'teacher', 'initialised from', 'test accuracy'} <= facts.keys()
-    assert facts.pop('test accuracy')
-    assert weights.card_path(path.stem).read_text() == saving.model_card(path.stem, accuracy, 10000, facts)
-    counts = zoo_counts()[path.stem.partition('.')[0]]
-    assert facts['parameters'] == f"{counts['parameters']:,}" and facts['multiply-adds'] == f"{counts['flops'] // 2:,}"
-    assert 0.5 < accuracy < 1
-    assert files.sha256(path) == weights.checksums()[path.stem] == weights.card_facts(path.stem)['SHA-256']
+def test_everything_that_ships_has_a_card():
+    for path in WEIGHTS_DIR.glob('*.safetensors'):
+        name, facts = path.stem, weights.card_facts(path.stem)
+        accuracy, counts = weights.measured_accuracy(name), zoo_counts()[name.partition('.')[0]]
+        assert {'recipe', 'epochs', 'seed', 'hardware', 'teacher', 'initialised from'} <= facts.keys()
+        assert facts.pop('test accuracy') and 0.5 < accuracy < 1
+        assert weights.card_path(name).read_text() == saving.model_card(name, accuracy, 10000, facts)
+        assert facts['parameters'] == f"{counts['parameters']:,}"
+        assert facts['multiply-adds'] == f"{counts['flops'] // 2:,}"
+        assert files.sha256(path) == weights.checksums()[name] == facts['SHA-256']
 
 
-@pytest.mark.parametrize('name', ['resnet_tiny_cifar', 'sa_quadratic_tiny_cifar', 'san_patchwise_hier_cifar'])
-def test_what_a_card_says_runs(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize('name', ['resnet_tiny_cifar', 'sa_quadratic_tiny_cifar'])
+def test_code_on_a_card_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.new('RGB', (50, 40), 'white').save('cat.jpg')
     scope = {}
@@ -71,7 +71,7 @@ def test_what_a_card_says_runs(name, tmp_path, monkeypatch):
     assert scope['probabilities'].shape == (10,) and len(scope['features']) > 1
 
 
-@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'san_pairwise_hier_cifar', 'resvit_cifar', 'resnet18_cifar'])
+@pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'san_pairwise_hier_cifar', 'resnet18_cifar'])
 def test_folders_are_read_by_timm_and_by_transformers(name, small_net, images, tmp_path):
     transformers = pytest.importorskip('transformers')
     net, x = small_net(name, num_classes=3, img_size=16).eval(), images(2, 3, 16, 16)
@@ -90,7 +90,7 @@ def test_folders_are_read_by_timm_and_by_transformers(name, small_net, images, t
         assert by_timm.pretrained_cfg.get('label_names') == (labels and [*labels])
 
 
-def test_a_weight_file_has_one_checksum_of_those_in_order(tmp_path):
+def test_checksums_are_sorted_one_a_file(tmp_path):
     for name, digit in (('b', '0'), ('c', '1'), ('b', '2'), ('a', '3')):
         saving.record_checksum(tmp_path / f'{name}.safetensors', 64 * digit)
     assert (tmp_path / 'SHA256SUMS').read_text() == ''.join(
