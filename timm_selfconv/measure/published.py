@@ -8,11 +8,10 @@ PAPER = 'Cordonnier, Loukas, Jaggi, ICLR 2020 (arXiv:1911.03584)'
 REPORT = '[Re] On the Relationship between Self-Attention and Convolutional Layers, Varma T, Prabhu, 2021'
 
 SECOND_VALUES = (
-    "The report's net has a second value projection a head, and by its released code MLPs of 400 channels. This one "
-    'has no second projection, and MLPs of 512.')
+    "The report's net has a second value projection per head and, in its released code, MLPs of 400 channels. Ours has "
+    'no second projection and MLPs of 512.')
 WITHOUT_SECOND_LINEAR = (
-    "29.5M is the paper's net, which is the one here. The report's has no second Linear(D -> D) and with "
-    'attn_proj=False 28.5M parameters.')
+    "29.5M is the paper's net, as here. The report's has no second Linear(D -> D): 28.5M parameters (attn_proj=False).")
 PAIRWISE_COUNT = "The published 3.74M is the pairwise net's count; patchwise weights take more."
 
 
@@ -26,11 +25,11 @@ class Published:
         label: The table's name for the net.
         name: The net here.
         accuracy: CIFAR-10 test accuracy, between 0 and 1.
-        parameters: Number of parameters as printed; '-' where this package's authors have no figure.
-        flops: FLOPs as printed, likewise.
+        parameters: Number of parameters as printed, '-' if unknown.
+        flops: FLOPs as printed, '-' if unknown.
         milliseconds: Wall time as printed; the report's released code times one image on a GPU.
-        note: Caveat before comparing.
-        plain: For a hierarchical net (HA), the net of plain attention (SA) that it stands against.
+        note: Difference between the published net and ours.
+        plain: For a hierarchical net (HA), the net of plain attention (SA) to compare with.
     """
     source: str
     table: str

@@ -1,4 +1,4 @@
-"""The papers' tables as published, beside what is measured here: read from files, without torch."""
+"""The papers' tables, with published and measured figures; read from files, without torch."""
 import functools
 import json
 import re
@@ -17,7 +17,7 @@ from .published import PAPER, PUBLISHED, REPORT
 
 __all__ = ['format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_rows']
 
-# facts of model cards that say how weights came about
+# facts of model cards about the training
 HOW = ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
 
 WORDS = ('name', 'model', 'teacher', 'begun in', 'recipe', 'script', 'hardware', 'time')  # columns of text
@@ -26,7 +26,7 @@ COUNTS = Path(__file__).with_name('counts.json')
 
 @functools.cache
 def zoo_counts() -> Dict[str, Dict[str, int]]:
-    """Counts of all nets of the zoo, by name: those of this version, and of a net that is not among them live ones."""
+    """Counts of all nets of the zoo, by name: stored ones, or live ones for a new net."""
     counts = json.loads(COUNTS.read_text())
     code = ''.join(file.read_text() for file in COUNTS.parent.with_name('models').glob('*.py'))
     names = re.findall(r'^@register_model\ndef (\w+)', code, re.MULTILINE)  # timm's registry would have to import torch
@@ -34,7 +34,6 @@ def zoo_counts() -> Dict[str, Dict[str, int]]:
 
 
 def create(name: str) -> Tuple[Any, Any]:
-    """A net of the zoo, and the size of its images: channels, height and width."""
     import timm
     import timm_selfconv.models  # noqa: F401  registers it
 
@@ -42,14 +41,12 @@ def create(name: str) -> Tuple[Any, Any]:
 
 
 def live_counts(name: str) -> Dict[str, int]:
-    """Counts of a net of the zoo for its own image size, counted now."""
     from .counting import count
 
     return asdict(count(*create(name)))
 
 
 def measure(name: str) -> Dict[str, Any]:
-    """A net's row: counts, license, and the accuracy of its default weights."""
     return {
         **zoo_counts()[name],
         'accuracy': measured_accuracy(name),
@@ -60,7 +57,7 @@ def measure(name: str) -> Dict[str, Any]:
 
 
 def time_ratio(plain: str, name: str) -> float:
-    """Ratio of the times that a batch of 4 takes through two nets of the zoo, measured here in one run."""
+    """Time of a batch of 4 through one net of the zoo, divided by its time through another."""
     import torch
     from .bench import time_interleaved
 
@@ -75,10 +72,10 @@ def paper_tables(time: bool = False) -> List[Dict[str, Any]]:
     """The paper's Tables 1 and 4 and the report's Tables 1 to 3.
 
     Args:
-        time: Measure the time of plain attention to hierarchical too, which takes about a minute.
+        time: Also measure the time of plain attention relative to hierarchical attention, in about a minute.
 
     Returns:
-        One row a published row, with what was published and what is measured here.
+        A row for each published row, with published and measured figures.
     """
     measured = {name: measure(name) for name in dict.fromkeys(row.name for row in PUBLISHED)}
     return [{
@@ -89,7 +86,7 @@ def paper_tables(time: bool = False) -> List[Dict[str, Any]]:
 
 
 def published_accuracies() -> Dict[Tuple[str, str], float]:
-    """Published accuracy by source and net; a table before what later ones repeat."""
+    """Published accuracy by source and net, from the first table that has it."""
     published: Dict[Tuple[str, str], float] = {}
     for row in PUBLISHED:
         published.setdefault((row.source, row.name), row.accuracy)
@@ -97,7 +94,7 @@ def published_accuracies() -> Dict[Tuple[str, str], float]:
 
 
 def zoo_rows() -> List[Dict[str, Any]]:
-    """One row per net of the zoo: its name, what was published and what is measured here."""
+    """One row per net of the zoo: its name, published and measured figures."""
     published = published_accuracies()
     return [{
         'name': name, 'paper': published.get((PAPER, name)), 'report': published.get((REPORT, name)), **measure(name),
@@ -105,7 +102,7 @@ def zoo_rows() -> List[Dict[str, Any]]:
 
 
 def results_rows() -> List[Dict[str, Any]]:
-    """One row per net with a published accuracy and per weights that ship: accuracies, and how ours came about."""
+    """One row per net with a published accuracy and per shipped weights: accuracies and the training of ours."""
     published = published_accuracies()
     facts = {name: card_facts(name) for name in sorted({*zoo_counts(), *checksums()})}
     rows = [{
@@ -121,7 +118,6 @@ def results_rows() -> List[Dict[str, Any]]:
 
 
 def shown(value: Any, form: str = '') -> str:
-    """Format a value, None as '-'."""
     return '-' if value is None else format(value, form)
 
 
@@ -130,8 +126,7 @@ def billions(n: int) -> str:
 
 
 def table(lines: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
-    """Lines, each a dictionary by header, words on the left and numbers on the right."""
-    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # of headers, else the tables take 15 columns more
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # tables would be 15 columns wider
     try:
         return tabulate.tabulate(
             lines, headers='keys', tablefmt=tablefmt, disable_numparse=True,
@@ -160,12 +155,11 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         lines = [{key: cell for key, cell in line.items() if key not in empty} for line in lines]
         texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines))
     explanation = (
-        "FLOPs: the paper's way, 2 x multiply-adds of Linear and Conv2d, for one 3 x 32 x 32 image; timm-selfconv list "
-        "has them with attention as the net runs, --json those of explicit attention maps and fvcore's count too. "
-        'Accuracy here: the shipped weights on all 10,000 test images, after the epochs '
-        'beside it; - where none ship yet. Published: after 300 epochs (pruned nets: 100 more), by the report in '
-        'training mode (dropout on) and at the best epoch on the test split. ms: wall time; the code of the report '
-        'times one image on a GPU.')
+        'FLOPs: 2 x multiply-adds of Linear and Conv2d for one 3 x 32 x 32 image, as in the paper; timm-selfconv list '
+        "adds attention, and its --json explicit attention maps and fvcore's count. Accuracy here: the shipped weights "
+        'on all 10,000 test images, - without weights. Published: after 300 epochs (pruned nets: 100 more); the report '
+        'measured in training mode (dropout on) and at the best epoch on the test split. ms: wall time of one image on '
+        'a GPU.')
     texts += ['\n'.join(textwrap.fill(f'[{i}] {note}', 100) for i, note in enumerate(notes, 1)),
               textwrap.fill(explanation, 100)]
     return '\n\n'.join(texts)
@@ -191,12 +185,12 @@ def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: b
 
 
 def replace_table(readme: Path, text: str) -> None:
-    """Put a table in the place of the one of a README whose first column is ``name``."""
+    """Replace the table of a README with the first column ``name``."""
     changed = re.sub(r'^\| name (.*\n\|)*.*', lambda _: text, readme.read_text(), flags=re.MULTILINE)
     replace_file(readme, lambda file: file.write_text(changed))
 
 
-if __name__ == '__main__':  # in a checkout: stores the counts anew, and the READMEs' tables
+if __name__ == '__main__':  # in a checkout: updates the stored counts and the READMEs' tables
     from timm_selfconv.models import zoo_names
 
     lines = ',\n'.join(f'  "{name}": {json.dumps(live_counts(name))}' for name in tqdm(zoo_names()))  # a net a line

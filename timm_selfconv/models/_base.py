@@ -26,10 +26,7 @@ def to_grid_size(img_size: Union[int, Sequence[int]], patch_size: int) -> Tuple[
 
 @torch.fx.wrap
 def check_images(x: torch.Tensor, in_chans: int, min_size: int, multiple: int = 1) -> torch.Tensor:
-    """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them.
-
-    fx does not look inside, where it is called in this file: nets call :meth:`ZooNet.check_images`.
-    """
+    """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them. fx does not trace it."""
     if x.dim() != 4 or x.shape[1] != in_chans:
         raise ValueError(f'x of shape {list(x.shape)}: needs images of shape (batch, {in_chans}, height, width)')
     height, width = x.shape[2], x.shape[3]
@@ -40,10 +37,10 @@ def check_images(x: torch.Tensor, in_chans: int, min_size: int, multiple: int = 
 
 
 class ZooNet(nn.Module):
-    """The part of timm's classifier interface that all nets here share.
+    """timm's classifier interface, as all nets here share it.
 
-    A net brings its ``head``, its ``layers`` by the name of their list, and :meth:`forward_layers`, and, if its layers
-    don't take a grid of pixels as it is, :meth:`to_grid` and :meth:`to_features`.
+    A subclass defines ``head``, the name of its list of ``layers``, :meth:`pass_layers`, and :meth:`to_grid` and
+    :meth:`to_features` if its layers don't return a grid of pixels.
     """
     layers = 'stages'
     output_fmt = 'NCHW'
@@ -57,7 +54,6 @@ class ZooNet(nn.Module):
             min_size: int,
             size_multiple: int = 1,
     ):
-        """Images have at least ``min_size`` rows and columns, multiples of ``size_multiple``; depth counts layers."""
         super().__init__()
         check_sizes(in_chans=in_chans, depth=depth)
         self.in_chans = in_chans
@@ -74,7 +70,6 @@ class ZooNet(nn.Module):
         return self.head.global_pool.pool_type
 
     def check_images(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them."""
         return check_images(x, self.in_chans, self.min_size, self.size_multiple)
 
     def no_weight_decay(self) -> Set[str]:
@@ -99,7 +94,7 @@ class ZooNet(nn.Module):
 
     def prune_intermediate_layers(
             self, indices: Union[int, List[int]] = 1, prune_norm: bool = False, prune_head: bool = True) -> List[int]:
-        """Drop the layers behind the last one asked for, and the head; the indices are returned resolved."""
+        """Drop the layers after the last index, and the head; return the indices from 0."""
         take_indices, max_index = feature_take_indices(self.depth, indices)
         self.depth = max_index + 1
         setattr(self, self.layers, getattr(self, self.layers)[:self.depth])
@@ -139,11 +134,11 @@ class ZooNet(nn.Module):
         return torch.cat([out for out, _ in passed]), taken
 
     def to_grid(self, x: torch.Tensor) -> torch.Tensor:
-        """The pixels in what a layer gives, in the net's format."""
+        """Pixels of a layer's output, in the net's format."""
         return x
 
     def to_features(self, x: torch.Tensor) -> torch.Tensor:
-        """Features for the head of what the last layer gives, in the net's format."""
+        """Features for the head, from the last layer's output, in the net's format."""
         return x
 
     def forward_intermediates(
@@ -155,9 +150,9 @@ class ZooNet(nn.Module):
             output_fmt: str = 'NCHW',
             intermediates_only: bool = False,
     ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
-        """Maps of chosen layers for images x, shape (B, C, H, W), after the final features; arguments are timm's.
+        """Final features and maps of chosen layers for images x, shape (B, C, H, W); arguments are timm's.
 
-        ``norm`` changes nothing, as no norm stands behind the layers; final features come in the net's own format.
+        ``norm`` changes nothing: there is no final norm. The final features have the net's own format.
         """
         assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
         take_indices, max_index = feature_take_indices(self.depth, indices)
@@ -211,7 +206,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None, only_keys: bool = False) -> torch.Tensor:
-        """Pass x, shape (B, ..., dim), attending to keys given or its own; or give those, see :class:`BlockNet`."""
+        """Output for x, shape (B, ..., dim), and given keys or its own; or the keys alone, see :class:`BlockNet`."""
         if only_keys:
             return self.attn.keys(self.norm1(x) if self.pre_norm else x)
         if self.pre_norm:
@@ -222,11 +217,10 @@ class Block(nn.Module):
 
 
 class BlockNet(ZooNet):
-    """Classifier of equal blocks on the patches of an image, which hierarchical nets pass again and again.
+    """Classifier of equal blocks on the patches of an image; a hierarchical net repeats one block.
 
-    A net brings ``blocks``, ``head`` and :meth:`embed`. A block is called with its input and, in a hierarchical net,
-    the keys to attend to in place of the input's own. These it gives itself, before the first pass, when it is called
-    with that pass's input and asked for ``only_keys``.
+    A subclass defines ``blocks``, ``head`` and :meth:`embed`. In a hierarchical net all passes attend to the keys of
+    the first: the block computes them once, with ``only_keys``, from the input of the first pass.
     """
     layers = 'blocks'
     output_fmt = 'NHWC'
@@ -241,7 +235,6 @@ class BlockNet(ZooNet):
             depth: int,
             hierarchical: bool,
     ):
-        """A layer is a block of its own, or in a hierarchical net a pass through the one block with the first keys."""
         super().__init__(in_chans, num_classes, embed_dim, depth, min_size=patch_size, size_multiple=patch_size)
         check_sizes(patch_size=patch_size, embed_dim=embed_dim)
         self.patch_size = patch_size
@@ -255,7 +248,7 @@ class BlockNet(ZooNet):
         return dict(stem=r'^(?!blocks\.|head\.)', blocks=r'^blocks\.(\d+)')
 
     def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
-        """Take images of another (height, width), multiples of the patch size: learned positions are resampled."""
+        """Set the image size (height, width), multiples of the patch size; learned positions are resampled."""
         grid_size = to_grid_size(img_size, self.patch_size)
         for module in self.modules():
             set_grid_size = getattr(module, 'set_grid_size', None)

@@ -1,8 +1,8 @@
-"""Checkpoints of the papers' released code, translated.
+"""Checkpoints of the papers' released code, https://github.com/epfml/attention-cnn.
 
-The layout is that of https://github.com/epfml/attention-cnn. Two of its habits would go wrong unnoticed: the stem
-orders the channels of a block (row, column, colour), and the position-only learned layer reads its row table along the
-second spatial axis and its column table along the first, where the layer with content reads them as their names say.
+Two details differ from ours: the stem orders the channels of a block (row, column, colour), and the position-only
+learned layer uses its row table along the second spatial axis and its column table along the first. The layer with
+content uses them as named.
 """
 import re
 from typing import Dict

@@ -1,10 +1,9 @@
-"""timm's ConViT with exact, separable positional attention, which takes images of any size.
+"""timm's ConViT with separable positional attention, for images of any size.
 
 'ConViT: Improving Vision Transformers with Soft Convolutional Inductive Biases', d'Ascoli et al., 2021
 - https://arxiv.org/abs/2103.10697
 
-Its heads begin as the paper's quadratic ones, and their position scores stay of that form. So positions cost no
-map, and they are offsets in patches on a grid of any shape.
+The position scores of its heads have the paper's quadratic form, so they need no map and fit a grid of any shape.
 """
 from typing import Any, Tuple, Union
 
@@ -21,10 +20,10 @@ __all__ = ['FusedConVit', 'fuse_convit']
 
 
 class FusedConVit(ConVit):
-    """A ConViT made by :func:`fuse_convit`: parameters have timm's names, and images may have any size."""
+    """A ConViT for images of any size, made by :func:`fuse_convit`; parameters have timm's names."""
 
     def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
-        """Take images of another (height, width): position embeddings are resampled, heads keep offsets in patches.
+        """Set the image size (height, width): position embeddings are resampled, heads keep offsets in patches.
 
         Raises:
             ValueError: If the size is no multiple of the patch size.
@@ -45,10 +44,7 @@ class FusedConVit(ConVit):
 
 
 def fuse_convit(model: Any) -> None:
-    """Let a ConViT attend through :class:`GatedAttention` and timm's fused attention, in place.
-
-    Args:
-        model: timm's.
+    """Replace the attention of timm's ConViT by :class:`GatedAttention` and timm's fused attention, in place.
 
     Raises:
         ValueError: If a layer has hooks.

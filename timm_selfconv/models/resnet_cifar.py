@@ -20,8 +20,8 @@ __all__ = ['ResNetCifar']
 class ResNetCifar(ResNet):
     """timm's ResNet with the stem that 32 x 32 images need: a 3x3 convolution of stride 1 and no max-pool.
 
-    Stages of it can be attention by position, a head per tap of a kernel (Theorem 1), as Transformed CNNs are (d'Ascoli
-    et al., 2021): begun in the convolutions' weights, ``pretrained=True``, and trained on.
+    Stages can be attention by position, a head for each kernel tap (Theorem 1), as in Transformed CNNs (d'Ascoli et
+    al., 2021). With ``pretrained=True`` they start from the convolutions' weights.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ResNetCifar(ResNet):
         Args:
             in_chans: Channels of the images.
             num_classes: Number of classes, 0 for features only.
-            img_size: Height and width of the images, in pixels. It takes any: nothing is made for a size.
+            img_size: Height and width of the images, in pixels; ignored, as the net takes any size.
             attention_stages: Stages whose convolutions are attention, of 'layer1' to 'layer4'.
             attention_alpha: Inverse width of its heads' Gaussians at the start.
             attention_content: Channels of queries and keys by which its heads can look at content too, 0 for none.
@@ -70,7 +70,7 @@ class ResNetCifar(ResNet):
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, torch.Tensor], model: nn.Module) -> Dict[str, torch.Tensor]:
-    """Convolutions' weights as the values of the attention that stands for them; its positions begin at the taps."""
+    """Use convolutions' weights as the values of the attention that replaces them, with heads at the taps."""
     state_dict = dict(state_dict)
     for name, module in model.named_modules():
         if isinstance(module, ConvAttention) and f'{name}.weight' in state_dict:

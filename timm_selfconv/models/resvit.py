@@ -29,7 +29,6 @@ __all__ = ['ResVit']
 
 @torch.fx.wrap
 def check_grid(x: torch.Tensor, grid_size: Tuple[int, int]) -> torch.Tensor:
-    """Return patches x, shape (B, C, H, W), or raise a ValueError if there are no positions for them."""
     if x.shape[2] != grid_size[0] or x.shape[3] != grid_size[1]:
         raise ValueError(
             f'{x.shape[2]} x {x.shape[3]} patches: the positions are learned for {grid_size[0]} x {grid_size[1]}; '
@@ -71,8 +70,8 @@ class ResVit(BlockNet):
             depth: Number of layers.
             num_heads: Heads of every layer.
             mlp_dim: Hidden channels of the MLPs.
-            hierarchical: Let all layers share one block, and all its passes the keys of the first one's input: depth
-                costs no parameters (the report's hierarchical attention).
+            hierarchical: Share one block, and the keys of its first input, between all layers: depth costs no
+                parameters (the report's hierarchical attention).
             drop_rate: Dropout rate of hidden states, after attention and MLP.
             attn_drop_rate: Dropout rate of attention probabilities.
             drop_path_rate: Stochastic depth rate of the last layer, growing linearly from 0; of every pass of a shared
@@ -110,7 +109,6 @@ class ResVit(BlockNet):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise what is this module's own; its parts initialise themselves."""
         trunc_normal_(self.pos_embed, std=0.02)
 
     def no_weight_decay(self) -> Set[str]:
@@ -121,14 +119,13 @@ class ResVit(BlockNet):
         return self.blocks[0].attn.num_heads * self.num_features * self.pos_embed.shape[1]
 
     def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
-        """Resample the positions for another number of (rows, columns) of patches."""
         with torch.no_grad():
             resampled = resample_abs_pos_embed(self.pos_embed, list(grid_size), list(self.grid_size))
         self.pos_embed = nn.Parameter(resampled, requires_grad=self.pos_embed.requires_grad)
         self.grid_size = grid_size
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
-        """Class token and patches of images x, with their positions, shape (B, 1 + H W, C)."""
+        """Class token and patches of images x plus positions, shape (B, 1 + H W, C)."""
         x = self.act1(self.bn1(self.conv1(x)))
         x = self.layer1(x)
         class_token = self.patch_embed(torch.zeros_like(x[:, :, :self.patch_size, :self.patch_size]))
@@ -136,17 +133,16 @@ class ResVit(BlockNet):
         return torch.cat([class_token.flatten(2), x.flatten(2)], dim=2).transpose(1, 2) + self.pos_embed
 
     def to_grid(self, x: torch.Tensor) -> torch.Tensor:
-        """Patch tokens of x, shape (B, 1 + H W, C), on their grid, shape (B, H, W, C)."""
         return x[:, 1:].unflatten(1, self.grid_size)
 
     def to_features(self, x: torch.Tensor) -> torch.Tensor:
-        """Like :meth:`to_grid`, the class token spread over it: the mean of the grid is that of all tokens of x."""
+        """The grid plus a share of the class token, so that its mean is the mean of all tokens."""
         grid = self.to_grid(x)
         return grid + (x[:, :1, None] - grid) / x.shape[1]  # no sum of tokens, which would overflow 8-bit integers
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: ResVit) -> Dict[str, torch.Tensor]:
-    """Resample the positions of a checkpoint of another image size, a square one if timm does not know it."""
+    """Resample the positions of a checkpoint of another image size (a square if unknown)."""
     table = state_dict.get('pos_embed')
     if table is None:
         return state_dict

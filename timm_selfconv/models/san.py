@@ -5,9 +5,9 @@
 '[Re] On the Relationship between Self-Attention and Convolutional Layers', Varma T, Prabhu, 2021 (these sizes, and the
 hierarchical nets)
 
-The plain nets are SAN10 without its last stage, with footprints of 3 x 3. The hierarchical ones pass through one pair
-of bottlenecks four times, at full resolution; all attention uses the keys of the first bottleneck in the first pass.
-The second bottleneck has a key map as well, which no pass uses: the published parameters count it, so it is there.
+The plain nets are SAN10 without its last stage, with 3 x 3 footprints. The hierarchical nets repeat one pair of
+bottlenecks four times at full resolution; all attention uses the keys of the first bottleneck in the first pass. The
+second bottleneck has an unused key map, which the published parameters count.
 """
 import contextlib
 import functools
@@ -29,7 +29,7 @@ __all__ = ['SAN']
 
 @contextlib.contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Keep running statistics unchanged inside this context: recomputed batches have been counted before."""
+    """Keep running statistics unchanged: a recomputed batch has been counted before."""
     norms: List[Any] = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     states = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
@@ -44,7 +44,7 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
 class Bottleneck(nn.Module):
     """BN, ReLU, attention to a quarter of the channels, BN, ReLU, 1x1 convolution back, added to the input.
 
-    A shared one, passed a number of times, hands on keys, and its queries, keys and values have no bias.
+    A shared bottleneck runs several times and returns its keys; its queries, keys and values have no bias.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Bottleneck(nn.Module):
             key: Optional[torch.Tensor] = None,
             pass_index: int = 0,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """Output of a pass, and the keys for shared ones that follow: those given or its own."""
+        """Output, and the keys that a shared bottleneck used."""
         shortcut = x
         x = F.relu(self.norm1(x, pass_index), inplace=True)
         if self.shared and key is None:
             key = self.attn.keys(x)
         x = self.attn(x, key, pass_index)
         x = self.conv(F.relu(self.norm2(x, pass_index), inplace=True))
-        x += shortcut  # in fresh memory, a CPU would take longer for the memory than for the sum
+        x += shortcut  # in place: on a CPU new memory costs more than the sum
         return x, key
 
 
@@ -88,7 +88,7 @@ class Stage(nn.Module):
         self.act = nn.ReLU(inplace=True)
 
     def forward(self, x: torch.Tensor, begin: bool = True, end: bool = True) -> torch.Tensor:
-        """Pass the stage or, where shared bottlenecks come in between, what is before or behind them."""
+        """Run the stage, or its part before or after the shared bottlenecks."""
         if begin:
             x = self.conv(self.pool(x))
             for block in self.blocks:
@@ -123,9 +123,9 @@ class SAN(ZooNet):
             kind: 'pairwise' or 'patchwise' attention, see :class:`SanAttention2d`.
             channels: Channels of each stage, multiples of 32.
             depths: Bottlenecks of each stage.
-            hierarchical: Let all stages pass the same bottlenecks, at full resolution, with the keys of the first one's
-                input: channels and depths are the same in all stages then.
-            img_size: Height and width of the images, in pixels. It is only checked: any that leave pixels to reflect.
+            hierarchical: Share the bottlenecks between all stages, at full resolution, with the keys of the first one's
+                input. Channels and depths must be equal in all stages.
+            img_size: Height and width of the images, in pixels; only checked against the smallest size.
             drop_rate: Dropout rate before the classifier.
 
         Raises:
@@ -139,7 +139,7 @@ class SAN(ZooNet):
             raise ValueError(f'depths={depths!r}: needs integers of at least 1')
         if hierarchical and len(set(zip(channels, depths))) > 1:
             raise ValueError(f'channels={channels!r}, depths={depths!r}: stages that share bottlenecks need equal ones')
-        min_size = 2 if hierarchical else 2 * 2 ** len(channels)  # of which a footprint can be reflected
+        min_size = 2 if hierarchical else 2 * 2 ** len(channels)  # smallest that can be reflected
         if img_size is not None and min(to_2tuple(img_size)) < min_size:
             raise ValueError(f'img_size={img_size!r}: needs a height and width of at least {min_size}')
 
@@ -181,7 +181,6 @@ class SAN(ZooNet):
             x: torch.Tensor,
             key: Optional[torch.Tensor],
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """One stage of features x; shared bottlenecks use the keys of an earlier stage, or hand on their own."""
         for i, stage in enumerate(self.stages):  # torchscript can't index them
             if i == number:
                 x = stage(x, end=not self.hierarchical)
@@ -193,7 +192,6 @@ class SAN(ZooNet):
 
     @torch.jit.unused
     def _recompute_stage(self, *args: Any) -> Any:
-        """As :meth:`_pass_stage`, its intermediate results forgotten till the backward pass makes them anew."""
         if not self.training or torch.compiler.is_compiling():  # a compiler decides itself which results to recompute
             return self._pass_stage(*args)
         return checkpoint(

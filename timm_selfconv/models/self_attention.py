@@ -4,10 +4,9 @@
 - https://arxiv.org/abs/1911.03584
 '[Re] On the Relationship between Self-Attention and Convolutional Layers', Varma T, Prabhu, 2021 (hierarchical nets)
 
-Six post-norm transformer layers on the pixels of a 2x downsampled image, with as many channels in every head as in the
-layer. The variants differ in which terms of the attention score (the paper's equation 8) they keep, and in how they
-encode positions; see :class:`timm_selfconv.layers.SelfAttention2d`. Hierarchical nets pass through one layer again and
-again, and compute its keys once.
+Six post-norm transformer layers on the pixels of a 2x downsampled image; each head is as wide as the layer. Variants
+differ in the terms of the attention score (the paper's equation 8) and in the position encoding, see
+:class:`timm_selfconv.layers.SelfAttention2d`. Hierarchical nets repeat one layer and compute its keys once.
 """
 import functools
 from typing import Any, Dict, Sequence, Tuple, Union
@@ -57,9 +56,9 @@ class SelfAttentionNet(BlockNet):
     ):
         """
         Args:
-            img_size: Height and width of the images, in pixels. Learned encodings are made for it; a net with the
-                quadratic or sinusoid encoding takes any other just as well.
-            patch_size: Side of the invertible downsampling: pixels of a block side by side as channels.
+            img_size: Height and width of the images, in pixels. Learned encodings need it; nets with the quadratic or
+                sinusoid encoding take any size.
+            patch_size: Side of the invertible downsampling, which concatenates the pixels of a block as channels.
             in_chans: Channels of the images.
             num_classes: Number of classes, 0 for features only.
             global_pool: Pooling over all positions, '' for none.
@@ -69,10 +68,10 @@ class SelfAttentionNet(BlockNet):
             mlp_dim: Hidden channels of the MLPs.
             terms: Terms of the attention score, see :class:`SelfAttention2d`.
             encoding: Position encoding, see :class:`SelfAttention2d`.
-            hierarchical: Let all layers share one block, and all its passes the keys of the first one's input: depth
-                costs no parameters (the report's hierarchical attention).
-            qk_bias: Give the query and key maps a bias.
-            attn_proj: Send the heads' sum through one more linear map.
+            hierarchical: Share one block, and the keys of its first input, between all layers: depth costs no
+                parameters (the report's hierarchical attention).
+            qk_bias: Give queries and keys a bias.
+            attn_proj: Add a second Linear after the heads' values.
             act_layer: Activation of the MLPs.
             norm_eps: Epsilon of the LayerNorms.
             drop_rate: Dropout rate of hidden states, after attention and MLP (the paper: 0.1).
@@ -140,10 +139,7 @@ class SelfAttentionNet(BlockNet):
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) -> Dict[str, torch.Tensor]:
-    """Fit a checkpoint to a net: translate the released code's, resample learned encodings.
-
-    A ValueError if a layer of the checkpoint has another number of heads than the net's.
-    """
+    """Convert the released code's checkpoints, resample encodings; a ValueError for other numbers of heads."""
     state_dict = state_dict.get('model_state_dict', state_dict)
     if 'features_upscale.weight' in state_dict:  # the released code's layout
         state_dict = convert_released(state_dict, model.patch_size)
@@ -175,7 +171,7 @@ _cfgs = functools.partial(
     origin_url='https://github.com/epfml/attention-cnn',
 )
 
-_cfgs_learned = functools.partial(_cfgs, fixed_input_size=True)  # whose positions are made for one size
+_cfgs_learned = functools.partial(_cfgs, fixed_input_size=True)
 
 default_cfgs = generate_default_cfgs({
     **_cfgs(
@@ -215,7 +211,7 @@ def _create_self_attention(variant: str, pretrained: bool = False, **kwargs: Any
 
 
 CONTENT = ('content', 'content_position')
-# the report's: leaner and otherwise normalised than the paper's nets
+# of the report
 HIERARCHICAL = dict(
     encoding='learned', terms=CONTENT, hierarchical=True, qk_bias=False, attn_proj=False, act_layer='relu',
     norm_eps=1e-5)

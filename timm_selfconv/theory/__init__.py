@@ -1,8 +1,8 @@
-"""The theorem as code: what attention can be, and what it is.
+"""The theorem as code.
 
-- conv_to_attention: Theorem 1, a convolution, or those of a net, as the attention that computes it.
+- conv_to_attention: Theorem 1, one convolution or a net's convolutions as attention.
 - line_encoding: Theorem 1 by an encoding of two dimensions.
-- attention_to_conv: back, the convolution that is nearest to a layer.
+- attention_to_conv: the convolution nearest to an attention layer.
 - learned_kernels: the convolution that a layer learned, offset by offset; shifts: its heads as shifts of the image.
 - inclusion: a net as the richer net that computes the same.
 - gaussians: heads as Gaussians around the query.

@@ -1,8 +1,7 @@
-"""From attention to convolution: the Conv2d that is nearest to a layer that attends by position only.
+"""From attention to convolution: the Conv2d nearest to a layer that attends by position only.
 
-A head that does not look at content attends to the same offsets from every pixel: it is a convolution whose taps share
-one matrix of channels, and a layer is the sum of its heads. Only at the border it is not quite one: there the softmax
-shares among the pixels inside what those outside would get.
+Such a head attends to the same offsets from every pixel. It is a convolution with one channel matrix for all taps, and
+a layer is the sum of its heads. At the border the two differ: the softmax has no pixels outside to attend to.
 """
 import copy
 from dataclasses import dataclass
@@ -28,16 +27,16 @@ MASS = 0.999  # share of every head's attention that the kernel of the default s
 
 @dataclass(frozen=True)
 class ConvReport:
-    """Distance of a convolution from the attention it was made of.
+    """Distance between a convolution and the attention that it replaces.
 
-    Errors are Euclidean norms of the difference over those of the attention's output without its bias.
+    An error is the norm of the difference, divided by the norm of the attention's output without its bias.
 
     Attributes:
-        kernel_size: Rows and columns of the kernel, or what axes it has.
-        mass: Share of each head's attention that falls inside the kernel, among all offsets that occur on the grid;
-            of learned encodings, among those that the central query sees.
-        interior_error: Relative error at pixels whose whole kernel is inside the grid, None without such pixels.
-        border_error: Relative error at the others, None without such pixels.
+        kernel_size: Size of the kernel along each axis.
+        mass: Share of each head's attention inside the kernel, of all offsets on the grid. A learned encoding counts
+            the offsets from the central query.
+        interior_error: Relative error at pixels with the whole kernel inside the grid, None without such pixels.
+        border_error: Relative error at the other pixels, None without such pixels.
     """
     kernel_size: Tuple[int, ...]
     mass: Tuple[float, ...]
@@ -46,7 +45,6 @@ class ConvReport:
 
 
 def check_position_only(attn: nn.Module) -> SelfAttention2d:
-    """Return a layer, or raise a ValueError if it does not attend by position only."""
     if not isinstance(attn, SelfAttention2d):
         raise ValueError(f'attn={type(attn).__name__}: needs a SelfAttention2d or a ConvAttention')
     if attn.terms != ('position',):
@@ -57,9 +55,9 @@ def check_position_only(attn: nn.Module) -> SelfAttention2d:
 def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
     """Softmax of each head over the offsets of a kernel.
 
-    This is the pattern on an unbounded grid, cut off at the kernel's rim and scaled to sum to one, as attention does.
-    Cutting alone would be nearest for white inputs (least squares, in the interior); but hidden states have means, and
-    a head that keeps them takes a trained net much less far off.
+    The weights inside the kernel are scaled to sum to one, as in attention. Unscaled weights would be the least squares
+    solution for white inputs, but hidden states have a mean, and scaled weights keep it: the error of a trained net is
+    much smaller.
 
     Args:
         attn: A :class:`SelfAttention2d` with the position term only.
@@ -79,23 +77,17 @@ def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
 
 
 def held_mass(patterns: torch.Tensor, kernel_size: Tuple[int, int]) -> torch.Tensor:
-    """Share of each pattern, shape (heads, rows, columns), that falls into a centred kernel, shape (heads,)."""
+    """Sum of each pattern, shape (heads, rows, columns), inside a centred kernel."""
     return center_crop(patterns, list(kernel_size)).sum(dim=(1, 2))
 
 
 def choose_kernel_size(patterns: torch.Tensor, largest: Tuple[int, int]) -> Tuple[int, int]:
-    """The smallest odd kernel that holds :data:`MASS` of every head, or the largest allowed if none does.
-
-    Square, as far as the largest is: the heads of a layer lie on all sides of the query. Patterns are the heads'
-    attention over all offsets, shape (heads, rows, columns).
-    """
     sizes = [(min(side, largest[0]), min(side, largest[1])) for side in range(1, max(largest), 2)]
     return next((size for size in sizes if bool((held_mass(patterns, size) >= MASS).all())), largest)
 
 
 def relative_errors(
         attn: SelfAttention2d, conv: nn.Conv2d, inputs: torch.Tensor) -> Tuple[Optional[float], Optional[float]]:
-    """Relative errors of a convolution, inside and at the border (:class:`ConvReport`), for inputs (B, H, W, dim)."""
     with torch.no_grad():
         expected = attn(inputs)
         difference = ConvNhwc(conv)(inputs) - expected
@@ -110,10 +102,9 @@ def relative_errors(
 
 
 def conv_attention_to_conv(attn: ConvAttention, inputs: Optional[torch.Tensor]) -> Tuple[Conv, ConvReport]:
-    """The convolution that a :class:`ConvAttention` was made of, or is nearest to after training.
+    """The convolution nearest to a :class:`ConvAttention`: each head shares its values by its softmax over the taps.
 
-    As in :func:`head_kernels`, a head makes of the taps its softmax over them: a tap's weights are the heads' values in
-    that proportion. Padding is attended to as the image is, so that all pixels are interior.
+    Padded pixels are keys too, so all pixels are interior.
     """
     if attn.content:
         raise ValueError(f'attn: a ConvAttention with content={attn.content} is no convolution')
@@ -152,30 +143,29 @@ def attention_to_conv(
 ) -> Tuple[Conv, ConvReport]:
     """The convolution nearest to a layer that attends by position only.
 
-    Each head's kernel (:func:`head_kernels`) times its value matrix, through the projection, summed over the heads.
+    The kernel of each head (:func:`head_kernels`) is multiplied by its value matrix and the projection; the sum over
+    heads is the weight.
 
     Args:
-        attn: A :class:`SelfAttention2d` with the position term only; its dropout is left behind. Or what
-            :func:`conv_to_attention` made: it keeps the kernel, stride, dilation, padding and groups it came with, so
-            that of the other arguments it takes inputs only.
-        kernel_size: Side, or rows and columns, of the kernel, odd. By default the smallest square that holds 99.9 % of
-            every head's attention, and no larger than the grid: beyond that a wide head weighs the border more than
-            the softmax does.
-        grid_size: Rows and columns of the images. Taken from the inputs by default, or from the encoding if it is
-            learned, else 16 x 16.
-        inputs: Inputs to measure errors on, of the shape that the layer takes: (B, H, W, dim), or channels first for
-            what was a convolution. White noise by default.
-        padding_mode: Padding beyond the border, one of Conv2d's. By default 'replicate' for
-            quadratic encodings: a Gaussian that lies outside the image is drawn to the nearest pixel inside. Nothing
-            says so for learned ones: 'reflect', which costs a trained net less.
+        attn: A :class:`SelfAttention2d` with the position term only, used without its dropout. Or a
+            :class:`ConvAttention`, which has a kernel size and padding of its own and takes ``inputs`` only.
+        kernel_size: Side, or rows and columns, of the kernel, odd. The default is the smallest square that holds 99.9 %
+            of every head's attention, at most as large as the grid.
+        grid_size: Rows and columns of the images. The default is the size of the inputs or of a learned encoding, else
+            16 x 16.
+        inputs: Inputs to measure errors on, shape (B, H, W, dim), or channels first for a :class:`ConvAttention`.
+            White noise by default.
+        padding_mode: Padding mode of the Conv2d. The default is 'replicate' for quadratic encodings, because a Gaussian
+            centred outside the image attends to the nearest pixel inside, and 'reflect' for learned ones, which
+            changes a trained net less.
 
     Returns:
-        The convolution, channels first, of the layer's dtype and device, which keeps height and width; and how near it
-        is to the attention, computed in float64.
+        The convolution, channels first, in the layer's dtype and device, which keeps height and width; and its distance
+        from the attention, computed in float64.
 
     Raises:
-        ValueError: If the layer looks at content, an argument is out of range, or its linear maps have hooks or an
-            adapter that does not merge.
+        ValueError: If the layer looks at content, an argument is out of range, or its Linear layers are adapted or
+            hooked.
     """
     if isinstance(attn, ConvAttention):
         if (kernel_size, grid_size, padding_mode) != (None, None, None):
@@ -196,7 +186,6 @@ def attention_to_conv(
             grid_size = 16, 16
     height, width = grid_size
     odd = height - 1 + height % 2, width - 1 + width % 2
-    # a learned encoding has been asked for as many offsets at a time as the grid has rows or columns
     largest = odd if learned else (2 * height - 1, 2 * width - 1)
     patterns = head_kernels(attn, largest)
     kernel = choose_kernel_size(patterns, odd) if kernel_size is None else to_2tuple(kernel_size)
@@ -219,14 +208,14 @@ def attention_to_conv(
 
 
 class ConvNhwc(nn.Module):
-    """A convolution in the place of a :class:`SelfAttention2d`: channels last, shape (B, H, W, dim)."""
+    """A convolution that replaces a :class:`SelfAttention2d`, channels last."""
 
     def __init__(self, conv: nn.Module):
         super().__init__()
         self.conv = conv
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Convolve x; keys are for attention that looks at them."""
+        """Convolve x, shape (B, H, W, dim); keys are ignored."""
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
@@ -246,12 +235,12 @@ def reparameterizable(
     """Make a net whose layers timm's `reparameterize_model` replaces by the convolutions nearest to them.
 
     Args:
-        model: A :class:`SelfAttentionNet`; it is left as it is. Layers that look at content stay attention.
+        model: A :class:`SelfAttentionNet`, which stays unchanged. Layers that look at content stay attention.
         kernel_size: Side of the kernels; see :func:`attention_to_conv`.
         padding_mode: Padding beyond the border; see :func:`attention_to_conv`.
 
     Returns:
-        A copy of the net that is the same in all but this.
+        A copy of the net.
 
     Raises:
         ValueError: If it is another kind of net, or none of its layers attends by position only.

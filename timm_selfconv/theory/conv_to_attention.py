@@ -1,9 +1,8 @@
-"""From convolutions to attention: Theorem 1 of the paper, for one convolution or those of a net.
+"""From convolutions to attention: Theorem 1 of the paper, for one convolution or all convolutions of a net.
 
-Lemma 1: a convolution is attention if each head attends to one pixel at a fixed offset from the query, that of a kernel
-tap, and has the tap's weights for values. Lemma 2: scores in the quadratic encoding attend like that in the limit of
-sharp Gaussians. The paper's remarks carry over one to one: the input is padded as the convolution pads it, and what is
-padded is a key like any other; a stride keeps every so many queries; a dilation moves the heads apart.
+Lemma 1: a convolution is attention with one head for each kernel tap, which attends to the pixel at the tap's offset
+and has the tap's weights as values. Lemma 2: the quadratic encoding reaches this in the limit of sharp Gaussians.
+Padded pixels are keys, a stride keeps some of the queries, and a dilation moves the heads apart.
 """
 import copy
 from collections import Counter
@@ -31,7 +30,6 @@ Where = Union[str, Sequence[str], Callable[[str, nn.Module], bool], None]
 
 
 def check_conv(conv: nn.Module) -> Conv:
-    """Return a convolution, or raise a ValueError if a module is none or computes more than one with its weight."""
     name = type(conv).__name__
     if not isinstance(conv, CONVS):
         raise ValueError(f'conv={name}: needs an nn.Conv1d, nn.Conv2d or nn.Conv3d')
@@ -53,24 +51,24 @@ def check_conv(conv: nn.Module) -> Conv:
 
 
 def conv_to_attention(conv: nn.Module, alpha: float = 46., content: int = 0) -> ConvAttention:
-    """Turn a convolution into the self-attention that Theorem 1 of the paper says it is.
+    """Convert a convolution to self-attention by Theorem 1 of the paper.
 
-    Lemma 2 is a limit, alpha to infinity. A head gives each of the 2 K pixels next to its tap's ``exp(-alpha)`` of what
-    that one gets, so an output is off by about ``2 K exp(-alpha)`` of the largest pixel. Rounding (eps / 2) hides this
-    from ``alpha = ln(4 K / eps)`` on: for K = 3 7.4 in bfloat16, 9.5 in float16, 18.5 in float32 and 38.6 in float64.
-    The default, 46, leaves 6e-20 and serves them all. The paper chooses 46 for float32 by its smallest positive number,
-    1e-45, but ``exp(-46)`` is 1e-20: attention to the others is zero to the last bit from ``alpha = 104`` on, and from
-    746 in float64. That matters only where pixels differ by a factor of 1e10 or more.
+    Lemma 2 is a limit, alpha to infinity. A head gives each of the 2 K nearest pixels ``exp(-alpha)`` of the attention
+    that its tap gets, so an output differs by about ``2 K exp(-alpha)`` of the largest pixel. Rounding (eps / 2) hides
+    this from ``alpha = ln(4 K / eps)`` on: for K = 3 7.4 in bfloat16, 9.5 in float16, 18.5 in float32 and 38.6 in
+    float64. The default, 46, leaves 6e-20. The paper derives 46 for float32 from the smallest positive number, 1e-45,
+    but ``exp(-46)`` is 1e-20: other pixels get exactly zero from ``alpha = 104`` on, and from 746 in float64. This
+    matters only where pixels differ by a factor of 1e10 or more.
 
     Args:
-        conv: An nn.Conv1d, Conv2d or Conv3d; it is left as it is.
-        alpha: Inverse width of the heads' Gaussians, ``-alpha |delta - Delta|^2``, in 1 / pixels^2. What it may be at
-            most is 1e9 in float16 and 8e37 in bfloat16 and float32, where scores still have a number.
-        content: Channels of queries and keys by which heads can learn to look at content as well (equation 8); 0 for
-            none. Queries begin at zero, so that the function is the same. Of convolutions of two axes and one group.
+        conv: An nn.Conv1d, Conv2d or Conv3d, which stays unchanged.
+        alpha: Inverse width of the heads' Gaussians, ``-alpha |delta - Delta|^2``, in 1 / pixels^2: at most 1e9 in
+            float16 and 8e37 in bfloat16 and float32, where scores are finite.
+        content: Channels of queries and keys that let heads learn to look at content (equation 8), 0 for none. Queries
+            start at zero, so that the function is the same. For convolutions with two axes and one group.
 
     Returns:
-        The attention, in the convolution's mode, dtype and device; what was frozen in it is frozen.
+        The attention, in the convolution's mode, dtype and device; frozen parameters stay frozen.
 
     Raises:
         ValueError: If it is another kind of module, or computes more than a convolution with its weight (lazy,
@@ -90,13 +88,13 @@ def conv_to_attention(conv: nn.Module, alpha: float = 46., content: int = 0) -> 
 class ConversionReport:
     """A net before and after its convolutions became attention.
 
-    Both see one input, noise of variance 1, in eval mode. FLOPs are counted as torch's FlopCounterMode does it: 2 x the
-    multiply-adds of all convolutions and products of matrices.
+    Both nets get one input, noise of variance 1, in eval mode. FLOPs are torch's FlopCounterMode's: 2 x multiply-adds
+    of convolutions and matrix products.
 
     Attributes:
-        convs: Convolutions replaced; one that a net uses twice is one.
-        heads: Heads of all that stands for them.
-        error: Norm of the difference of the nets' outputs over the norm of the first one's.
+        convs: Convolutions replaced; one that a net uses twice counts once.
+        heads: Heads of all replacements.
+        error: Norm of the difference of the outputs, divided by the norm of the first net's output.
     """
     convs: int
     heads: int
@@ -114,7 +112,7 @@ class ConversionReport:
 
 
 class PadSame(nn.Module):
-    """Pad as TensorFlow does, by what the input's size leaves over: what timm's Conv2dSame does before it convolves."""
+    """TensorFlow's padding, which depends on the input size, as in timm's Conv2dSame."""
 
     def __init__(self, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]):
         super().__init__()
@@ -128,9 +126,7 @@ class PadSame(nn.Module):
 
 
 def to_attention(conv: Any, alpha: float, content: int) -> nn.Module:
-    """Like :func:`conv_to_attention`, for timm's Conv2dSame too, of which it makes a plain Conv2d."""
-    pads = type(conv) is Conv2dSame
-    if not pads:
+    if type(conv) is not Conv2dSame:
         return conv_to_attention(conv, alpha, content)
     pad = PadSame(conv.kernel_size, conv.stride, conv.dilation)
     conv.__class__ = nn.Conv2d
@@ -138,15 +134,11 @@ def to_attention(conv: Any, alpha: float, content: int) -> nn.Module:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a pattern fits the name of a module or of one that it is in; see :func:`convs_to_attention`."""
     return any(fnmatchcase(name, p) or fnmatchcase(name, f'{p}.*') for p in patterns)
 
 
 def measure(model: nn.Module, input_size: Sequence[int]) -> Tuple[int, List[str], torch.Tensor]:
-    """FLOPs of a net (:class:`ConversionReport`), names of the innermost modules that convolve in it, and its output.
-
-    A net that convolves itself goes by its class; the output is one row of all its tensors, in float64 on the CPU.
-    """
+    """FLOPs of a net, names of its innermost modules that convolve, and all its outputs as one row in float64."""
     model = copy.deepcopy(model).eval().requires_grad_(False)
     x = torch.randn(1, *input_size, generator=torch.Generator().manual_seed(0))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -165,27 +157,26 @@ def convs_to_attention(
         content: int = 0,
         input_size: Optional[Sequence[int]] = None,
 ) -> Tuple[nn.Module, ConversionReport]:
-    """Replace convolutions of a net, all or some, by the attention that they are; see :func:`conv_to_attention`.
+    """Replace convolutions of a net, all or some, by attention; see :func:`conv_to_attention`.
 
-    To train such a net on, let its heads move: with an alpha of 3 they give their tap 0.83 of their attention, and the
-    rest to its neighbours. The report says what that costs on noise; images, which are smooth, lose less.
+    Heads of a net that trains on must be able to move: at ``alpha=3`` a head gives its tap 0.83 of its attention, and
+    its neighbours the rest. The report has the error on noise; on images, which are smooth, it is smaller.
 
     Args:
-        model: A net that convolves by modules: nn.Conv1d, Conv2d, Conv3d and timm's Conv2dSame. It is left as it is.
-        where: Which of them: names of modules or patterns (``'layer4'``, ``['layer3', 'layer4.*.conv2']``) that name
-            the convolution or what it is in, or a function of a name and a module; by default all.
+        model: A net with nn.Conv1d, Conv2d, Conv3d or timm's Conv2dSame modules, which stays unchanged.
+        where: Convolutions to replace: names or patterns of the convolution or of a module that holds it
+            (``'layer4'``, ``['layer3', 'layer4.*.conv2']``), or a function of a name and a module; by default all.
         alpha: Inverse width of the heads' Gaussians.
-        content: Channels of queries and keys by which heads can learn to look at content; 0 for none.
-        input_size: Size of one input, e.g. channels, height and width, to measure with; by default the one that the
-            net's timm configuration names, or 3 x 224 x 224.
+        content: Channels of queries and keys that let heads learn to look at content; 0 for none.
+        input_size: Size of one input, for example (channels, height, width), for the report; by default the one in the
+            net's timm configuration, or 3 x 224 x 224.
 
     Returns:
-        A copy of the net, the same in all but these convolutions, and what it costs.
+        A copy of the net with attention, and a report of its costs and error.
 
     Raises:
-        ValueError: If no convolution is chosen, or none by one of the names or patterns, or some are that can't be
-            replaced: transposed, with a forward of their own (weight standardisation), with weights that other modules
-            use too, or by a function.
+        ValueError: If no convolution is chosen, a name or pattern matches none, or one can't be replaced: transposed,
+            with a forward of its own (weight standardisation), with shared weights, or called as a function.
     """
     if input_size is None:
         input_size = get_model_input_config(model)['input_size']

@@ -1,7 +1,7 @@
-"""Nets for inference: the second Linear of an attention layer is part of its values.
+"""Nets for inference: the second Linear of an attention layer becomes part of its values.
 
-A layer that attends by position only returns ``P (sum_h (R_h (x) C_h) x W_h + b) + p``, with ``R_h`` over rows and
-``C_h`` over columns, and ``P W_h`` is one matrix. timm's ConViT becomes one without maps, which trains too.
+A layer returns ``P (sum_h A_h x W_h + b) + p``, and ``P W_h`` is one matrix. timm's ConViT gets exact attention without
+maps, and can be trained.
 """
 import copy
 
@@ -16,24 +16,21 @@ __all__ = ['fuse']
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """A copy of a net for inference, its logits equal to rounding.
+    """Copy a net for inference; its logits are equal to rounding.
 
-    In every attention layer the Linear after the value product is folded into it, see :meth:`SelfAttention2d.fuse`. The
-    rest stays as it is. Of timm's ConViT, ``convit_*``, the copy holds no attention map and takes images of any size,
-    see :class:`timm_selfconv.models.FusedConVit`; its mode, parameters and their names stay, so it trains too, and
+    In every attention layer the Linear after the value product is folded into it, see :meth:`SelfAttention2d.fuse`. A
+    copy of timm's ConViT, ``convit_*``, makes no attention map for positions and takes images of any size, see
+    :class:`timm_selfconv.models.FusedConVit`. It keeps its mode, parameters and their names, so it can be trained, and
     weights load both ways.
 
     Args:
-        model: A net with :class:`SelfAttention2d` layers: any of ours with any encoding and terms, made by
-            :mod:`timm_selfconv.theory` or pruned, also one made for features only; or timm's ConViT. It is left as it
-            is.
+        model: A net with :class:`SelfAttention2d` layers, also one for features, or timm's ConViT. It stays unchanged.
 
     Returns:
-        The copy, in eval mode and its parameters frozen, but for a ConViT's. It takes any image size that the net
-        takes, and moves to any device and dtype.
+        The copy: in eval mode, with frozen parameters, except for a ConViT.
 
     Raises:
-        ValueError: If the net has no such layers, or hooks on what is folded.
+        ValueError: If the net has no such layers, or folded layers are adapted or hooked.
     """
     for name, layer in model.named_modules():
         if isinstance(layer, SelfAttention2d):

@@ -1,15 +1,12 @@
-"""A ladder of nets: each way to attend holds the ones below it, exactly, so a net can be turned into a richer one.
+"""A ladder of nets: each attention contains the ones below it exactly, borders included.
 
-The paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) says that attention contains convolution. The same
-holds among its own attentions, for whole nets, borders included, because a softmax over the same scores is the same
-attention. The rungs, from below:
+A softmax over the same scores is the same attention, so a net can be converted to a richer one. The rungs, from below:
 
 - quadratic in general quadratic: the square root of the precision is ``S = spread I``;
-- quadratic in learned: on a grid a score is a function of the row offset plus one of the column offset, and tables of
-  offsets hold any such function;
-- position in learned + content: the scores stand in the query's bias, query and key weights are zero;
+- quadratic in learned: a score is a function of the row offset plus one of the column offset, which tables can hold;
+- position in learned + content: the query's bias holds the scores, query and key weights are zero;
 - position in position + further terms of equation (8): queries and ``u`` are zero;
-- few heads in many: the new heads' values are zero, so pruned nets are in fuller ones too.
+- few heads in many: the values of the new heads are zero.
 """
 import copy
 from typing import Any, Dict, FrozenSet, Tuple, Union
@@ -33,7 +30,6 @@ POSITION = frozenset({'position'})
 
 
 def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
-    """Encoding and terms of a layer, in the words that :class:`SelfAttention2d` takes."""
     encoding = attn.encoding
     names = {
         QuadraticEncoding: 'quadratic_gen' if getattr(encoding, 'full', False) else 'quadratic',
@@ -43,7 +39,6 @@ def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
 
 
 def describe(model: SelfAttentionNet) -> str:
-    """A net's name, if timm made it, and how it attends."""
     name = getattr(model, 'pretrained_cfg', {}).get('architecture', type(model).__name__)
     encoding, terms = kind(block_attentions(model)[0])
     heads = model.num_heads[:1] if len(set(model.num_heads)) == 1 else model.num_heads
@@ -51,11 +46,9 @@ def describe(model: SelfAttentionNet) -> str:
 
 
 def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """A table, shape (offsets, channels), and keys, (heads, channels), float64, with ``keys @ table.T`` the scores.
+    """A table, shape (offsets, channels), and keys, (heads, channels), so that ``keys @ table.T`` are the scores.
 
-    Scores have shape (heads, offsets). Keys and table share each head's size and use all channels equally: float16
-    then rounds off least, and a gradient that is not zero reaches every entry of both. A ValueError if the scores of
-    the heads span more directions than there are channels.
+    Keys and table have similar norms and use all channels: float16 then rounds least, and every entry gets a gradient.
     """
     sizes = scores.norm(dim=1, keepdim=True).clamp(min=1.).sqrt()
     left, singular, right = torch.linalg.svd(scores / sizes, full_matrices=False)
@@ -67,10 +60,7 @@ def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, to
 
 
 def as_tables(source: Any, encoding: LearnedEncoding, scale: float = 1.) -> Dict[str, torch.Tensor]:
-    """Tables and keys of a learned encoding, by name, whose products times ``scale`` are a source's position scores.
-
-    A ValueError if a full precision couples the axes, or a learned source does not reach that far.
-    """
+    """Tables and keys of a learned encoding, by name: their products times ``scale`` are the source's scores."""
     rows, cols, cross = source.offset_tables(*((len(t) + 1) // 2 for t in (encoding.row_table, encoding.col_table)))
     if cross.any():
         raise ValueError('no rung leads there: a full precision couples rows and columns')
@@ -81,8 +71,6 @@ def as_tables(source: Any, encoding: LearnedEncoding, scale: float = 1.) -> Dict
 
 
 def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tensor]:
-    """Parameters of a quadratic encoding, by name, for a source's position scores; a ValueError if no rung leads there.
-    """
     if not isinstance(source, QuadraticEncoding) or not isinstance(encoding, QuadraticEncoding) or (
             source.full > encoding.full):
         raise ValueError('no rung leads to its encoding')
@@ -92,15 +80,11 @@ def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tens
     return dict(centers=source.centers, spreads=spreads)
 
 
-def score_tensors(attn: SelfAttention2d) -> Dict[str, torch.Tensor]:
-    """Parameters and buffers that scores are made of, by name."""
-    return {name: t for name, t in attn.state_dict().items() if not name.startswith(('value.', 'proj.'))}
-
-
 def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
     """Give the first heads of a target the scores of a source; a ValueError if no rung leads there."""
     (_, terms), (encoding, rich_terms) = kind(source), kind(target)
-    given, filled = score_tensors(source), score_tensors(target)
+    given, filled = ({name: t for name, t in attn.state_dict().items() if not name.startswith(('value.', 'proj.'))}
+                     for attn in (source, target))
     if kind(source) == kind(target):
         zeros = filled.keys() - given.keys()  # biases
         if given.keys() - filled.keys():
@@ -130,7 +114,6 @@ def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
 
 
 def include_values(source: SelfAttention2d, target: SelfAttention2d) -> None:
-    """Give the first heads of a target the values of a source, and the other heads none."""
     if isinstance(target.proj, nn.Identity):
         source = source.fuse()
     elif isinstance(source.proj, nn.Identity):
@@ -160,7 +143,6 @@ def traits(model: SelfAttentionNet) -> Dict[str, Any]:
 
 
 def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
-    """A registered net of the sizes of a model; a ValueError if there is none, or it is of another kind."""
     if not timm.is_model(name) or timm.model_entrypoint(name).__module__ != SelfAttentionNet.__module__:
         raise ValueError(f'target={name!r}: needs a SelfAttentionNet, or the registered name of one')
     default: Any = timm.create_model(name, device='meta')
@@ -178,7 +160,6 @@ def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
 
 
 def copy_module(source: nn.Module, target: nn.Module, name: str) -> None:
-    """Give a part of a net the weights of a source's; a ValueError if they are not made of the same modules."""
     given, filled = (
         {part: type(module) for part, module in net.get_submodule(name).named_modules(prefix=name)}
         for net in (source, target))
@@ -212,20 +193,19 @@ def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
 
 
 def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet:
-    """The net that attends in a richer way and computes what a model does.
+    """Convert a net to one with a richer attention that computes the same.
 
-    The logits are the same to rounding, for every image that both nets take, and what is new can be learned: gradients
-    reach every zero within two steps. (Content that has both query and key weights at zero would stay without; but here
-    the query's bias holds the position scores, so keys get gradients, and queries get them through the tables.)
-    Position scores are large, and so is what a step of the weights multiplied by them changes: train on gently.
+    The logits are equal to rounding for every image that both nets take. All new parameters can be learned: gradients
+    reach every zero within two steps, because the query's bias holds the position scores. These scores are large and
+    multiply the steps of the keys' weights, so train at a low learning rate.
 
     Args:
-        model: A :class:`SelfAttentionNet`; it stays unchanged. Merge its adapters (LoRA) first.
-        target: Registered name of the other net, which is made with the model's sizes (channels, depth, classes, image
-            size, ...) and its own encoding, terms and heads; or a net, of which a copy is filled.
+        model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters (LoRA) first.
+        target: Registered name of the richer net, created with the model's sizes (channels, depth, classes, image size)
+            and its own encoding, terms and heads; or a net, which is copied.
 
     Returns:
-        The other net, in the model's mode.
+        The richer net, in the model's mode.
 
     Raises:
         ValueError: If no rung of the ladder leads there, the nets differ in something else, or a part of one is

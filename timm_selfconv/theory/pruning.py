@@ -33,7 +33,7 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
         model: A net whose heads have precisions: encoding 'quadratic' or 'quadratic_gen' with the position term.
 
     Returns:
-        For each layer, counted from 0, the eigenvalues in ascending order, in 1 / pixels^2, float64, shape (heads, 2).
+        Eigenvalues by layer (from 0), in ascending order, in 1 / pixels^2, float64, shape (heads, 2).
 
     Raises:
         ValueError: If it is another kind of net, or its heads have no precisions.
@@ -43,21 +43,14 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
         encoding = attn.encoding
         if not isinstance(encoding, QuadraticEncoding) or not encoding.position:
             raise ValueError(
-                f'model={type(model).__name__}: heads of layer {layer} have no precision to judge them by, as heads of '
-                'the quadratic and quadratic_gen encodings with the position term do; say which heads to prune')
+                f'model={type(model).__name__}: heads of layer {layer} have no precision; needs the encoding quadratic '
+                'or quadratic_gen with the position term, or name the heads to prune')
         eigenvalues[layer] = torch.linalg.eigvalsh(encoding.precisions().detach().cpu().double())
     return eigenvalues
 
 
 def condition_numbers(eigenvalues: torch.Tensor) -> torch.Tensor:
-    """Largest over smallest eigenvalue, infinite for a singular precision.
-
-    Args:
-        eigenvalues: In ascending order, shape (heads, 2); rounding may leave a zero slightly negative.
-
-    Returns:
-        Condition numbers, shape (heads,).
-    """
+    """Largest over smallest of eigenvalues in ascending order, shape (heads, 2); infinite for a singular precision."""
     return (eigenvalues[:, 1] / eigenvalues[:, 0].clamp(min=0.)).nan_to_num(nan=float('inf'), posinf=float('inf'))
 
 
@@ -72,10 +65,10 @@ def degenerate_heads(
             released code uses 1e3.
 
     Returns:
-        Degenerate heads of each layer that has any, as :func:`prune_heads` takes them; empty if none has.
+        Degenerate heads by layer, for :func:`prune_heads`; layers without any are left out.
 
     Raises:
-        ValueError: If it is another kind of net, its heads have no precisions, or a limit is no number.
+        ValueError: If it is another kind of net, its heads have no precisions, or a limit is negative.
     """
     for limit, value in (('min_eigenvalue', min_eigenvalue), ('max_condition', max_condition)):
         if not value >= 0:
@@ -89,22 +82,21 @@ def degenerate_heads(
 
 
 def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAttentionNet:
-    """A net without some of its heads, and all their parameters.
+    """Remove heads and all their parameters from a net.
 
-    Its outputs are those of the full net with these heads' columns of the value weights at zero. It is a net like any
-    other: it trains on, and what it was made with (``num_heads`` as it is now) is saved by timm along with it.
+    The outputs equal the full net's with the value weights of these heads at zero. timm saves the new ``num_heads``
+    with the net, which can be trained on.
 
     Args:
-        model: A :class:`SelfAttentionNet` of any terms and encoding; it stays unchanged. Merge its
-            adapters (LoRA) first.
-        heads: Heads to drop, counted from 0, of each layer, counted from 0.
+        model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters (LoRA) first.
+        heads: Heads to drop by layer, both counted from 0.
 
     Returns:
         The smaller net, in the same mode and on the same device.
 
     Raises:
-        ValueError: If heads are given without their layers, there is no such layer or head, a head stands twice, no
-            head of a layer would be left, or part of an attention layer is wrapped, parametrized or hooked.
+        ValueError: If there is no such layer or head, a head is named twice, a layer would have no head left, or part
+            of an attention layer is wrapped, parametrized or hooked.
     """
     numbers = [attn.num_heads for attn in block_attentions(model)]
     if not isinstance(heads, Mapping) or not all(isinstance(dropped, Iterable) for dropped in heads.values()):
@@ -131,11 +123,11 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
 def truncate_values(model: nn.Module, rank: int) -> SelfAttentionNet:
     """Replace the value matrix of each head by the nearest matrix of a rank (Eckart, Young, 1936).
 
-    With D_h channels a head has a value matrix ``W_val W_out`` of rank min(D_h, D_out): the paper's remark on
-    Theorem 1. So the accuracy of the copy says how many channels the heads of a trained net need.
+    A head of D_h channels has a value matrix ``W_val W_out`` of rank min(D_h, D_out) (the paper's remark on Theorem 1).
+    So the accuracy of the copy shows how many channels the heads of a trained net need.
 
     Args:
-        model: A :class:`SelfAttentionNet` of any terms and encoding; it stays unchanged. Merge its adapters first.
+        model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters first.
         rank: Rank of each value matrix, D_h.
 
     Returns:

@@ -1,14 +1,14 @@
 """Trained weights: the files, their model cards and histories.
 
-- ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: weights that ship, with card and history. SHA256SUMS: all
+- ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: shipped weights, their card and history. SHA256SUMS: all
   weights of this version.
-- ``curves/NET.SEED.history.json``: histories of runs of recipes/curves.yaml, for learning curves; they have no weights.
-- this file: their names and what their cards say, read without torch. history: the history of a training.
+- ``curves/NET.SEED.history.json``: histories of recipes/curves.yaml, for learning curves, without weights.
+- this file: names and cards, read without torch. history: the history of a training.
 - loading: files of the package or the Hub. saving: weight files, folders, cards. publishing: repositories on the Hub.
 
-A tag says what weights are evidence of. ``cifar10``: trained from scratch, with labels only. ``pretrained=True`` loads
-these, and their files go by the name of the net. Files of other tags go by ``name.tag`` and load by it only:
-``dist_cifar10`` had a teacher, ``from_quadratic_cifar10`` was begun in another net.
+Weights of the tag ``cifar10`` were trained from scratch with labels only. ``pretrained=True`` loads them, and their
+files have the name of the net. Files of other tags are ``name.tag`` and load by tag only: ``dist_cifar10`` had a
+teacher, ``from_quadratic_cifar10`` was initialised from another net.
 """
 import re
 from pathlib import Path
@@ -24,17 +24,17 @@ LICENSE = 'apache-2.0'
 
 
 def weights_path(name: str) -> Path:
-    """Path of weights if they ship: a net's registered name stands for those from scratch, ``name.tag`` for others."""
+    """Path of shipped weights: a net's registered name means the tag ``cifar10``."""
     return WEIGHTS_DIR / f"{name.removesuffix('.cifar10')}.safetensors"
 
 
 def tagged_name(name: str) -> str:
-    """What timm.create_model takes for exactly these weights: those from scratch have the tag ``cifar10``."""
+    """The name with its tag, for timm.create_model."""
     return name if '.' in name else f'{name}.cifar10'
 
 
 def card_path(name: str) -> Path:
-    """Path of the model card of weights if they ship, see :func:`weights_path`, or of a net in a ``local-dir:``."""
+    """Path of the model card of shipped weights, see :func:`weights_path`, or of a ``local-dir:``."""
     if name.startswith('local-dir:'):
         return Path(name.removeprefix('local-dir:'), 'README.md')
     return weights_path(name).with_suffix('.md')
@@ -54,31 +54,30 @@ def measured_accuracy(name: str) -> Optional[float]:
 
 
 def card_facts(name: str) -> Dict[str, str]:
-    """Facts of shipped weights' model card (recipe, epochs, seed, time, ...), in its words; empty if no card ships."""
+    """Facts of a model card (recipe, epochs, seed, time, ...); empty without a card."""
     if not card_path(name).is_file():
         return {}
     return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
 
 
 def named_net(name: str, fact: str) -> Optional[str]:
-    """The net that a fact of a model card begins with; None if the card says none or nothing."""
     net = card_facts(name).get(fact, '').partition(' ')[0].rstrip(',')
     return None if net in ('', 'none') else net
 
 
 def origin(name: str) -> Optional[str]:
-    """Name of the weights that shipped weights were begun in, None for those from scratch."""
+    """Name of the weights that shipped weights were initialised from, None if from scratch."""
     return named_net(name, 'initialised from')
 
 
 def teachers(name: str) -> List[str]:
-    """Nets that shipped weights learned from besides labels, first those of the weights that they were begun in."""
+    """Teachers of shipped weights, after the teachers of the weights that they were initialised from."""
     begun, teacher = origin(name), named_net(name, 'teacher')
     return list(dict.fromkeys([*(teachers(begun) if begun else []), *([teacher] if teacher else [])]))
 
 
 def provenance(name: str) -> str:
-    """Teacher and origin of weights in a phrase, that there were none, or that there are no weights."""
+    """Phrase for teacher and origin of weights."""
     if 'teacher' not in card_facts(name):
         there_are = ':' in name or name.removesuffix('.cifar10') in checksums()
         return 'teacher and origin unknown' if there_are else 'no weights'
@@ -93,9 +92,9 @@ def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = F
     """Describe a net's weights by their card: teacher, origin, epochs and accuracy.
 
     Args:
-        name: Its registered name, with a tag or without, or a folder's or the Hub's (``local-dir:``, ``hf-hub:``).
-        checkpoint: File or folder of its weights, if they are not its own.
-        untrained: It has none.
+        name: Registered name, with or without a tag, or ``local-dir:`` or ``hf-hub:``.
+        checkpoint: File or folder of other weights.
+        untrained: Whether the net has no weights.
     """
     if untrained:
         return 'untrained'

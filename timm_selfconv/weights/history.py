@@ -1,15 +1,14 @@
-"""The history of a training: a row per epoch, with losses, accuracies and where the heads look; read without torch.
+"""The history of a training: a row per epoch, with losses, accuracies and heads; read without torch.
 
-A run of :mod:`timm_selfconv.train` keeps ``history.json``; that of weights which ship lies beside their card, as
-``NAME.history.json``. It is one JSON object:
+A training writes ``history.json`` into its folder; the history of shipped weights is ``NAME.history.json``. It is one
+JSON object:
 
     model   name of the net
     grid    rows and columns of its layers, or null
-    rows    objects, after 0, 1, 2, ... epochs, or parts of one: ``epochs`` (trained so far), ``train_loss``, ``lr``
-            and ``images_per_second`` since the last row; ``eval_loss``, ``eval_top1`` and ``eval_top5`` (per cent)
-            where it was validated; ``heads``, by layer and head, the mean (row, column) and the covariance (rows,
-            columns, both) of what a query gives to offsets, in pixels of the grid, or null for heads that follow the
-            image
+    rows    objects, after 0, 1, 2, ... epochs, or equal parts of one: ``epochs`` (trained so far), ``train_loss``,
+            ``lr`` and ``images_per_second`` since the last row; ``eval_loss``, ``eval_top1`` and ``eval_top5`` (per
+            cent) after a validation; ``heads``, by layer and head, mean (row, column) and covariance (rows, columns,
+            both) of the attended offset, in pixels of the grid, or null for heads that look at content
 """
 import json
 from pathlib import Path
@@ -24,10 +23,7 @@ HISTORY = 'history.json'  # in the folder of a run
 
 
 def find_history(run: Union[str, Path]) -> Optional[Path]:
-    """The history of a net whose weights ship, or in the folder of a run; None if there is none.
-
-    A name that is both is the net, ``./NAME`` or a Path is the folder.
-    """
+    """The history of shipped weights, by name, or in the folder of a run (a Path or ``./NAME``); None without one."""
     shipped = weights_path(str(run)).with_suffix(f'.{HISTORY}')
     is_name = isinstance(run, str) and Path(run).name == run
     path = shipped if is_name and shipped.is_file() else Path(run, HISTORY)
@@ -56,7 +52,7 @@ def read_history(path: Path) -> Dict[str, Any]:
 
 
 def write_history(path: Path, model: str, grid: Optional[List[int]], rows: List[Dict[str, Any]]) -> None:
-    """Write a history in the place of one that may exist, whole or not at all; a row per line."""
+    """Write a history, or replace one, atomically; a row per line."""
     lines = ',\n  '.join(json.dumps(row) for row in rows)
     text = f'{{"model": {json.dumps(model)}, "grid": {json.dumps(grid)}, "rows": [\n  {lines}\n]}}\n'
     replace_file(path, lambda file: file.write_text(text))

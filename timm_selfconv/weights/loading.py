@@ -1,4 +1,4 @@
-"""Weights of the zoo's nets: the package's files, else files of the Hub, which are checked when they arrive."""
+"""Weights of the zoo: files of the package, else of the Hub, checked after the download."""
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,13 +33,11 @@ def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
 
 
 def weights_file(cfg: PretrainedCfg, cache_dir: Optional[str] = None) -> Optional[Path]:
-    """Path of a weight file of :func:`weight_sources`: the package's, else the Hub's in the client's cache.
-
-    It is None for a configuration that names weights from elsewhere.
+    """Path of a weight file in the package, else in the Hub client's cache; None for weights from elsewhere.
 
     Raises:
-        OSError: If it has to be downloaded and can't be.
-        RuntimeError: If the file that arrives is not the one that this version of the package was released with.
+        OSError: If the download fails.
+        RuntimeError: If the downloaded file has another checksum than this version's.
     """
     name = f'{cfg.architecture}.{cfg.tag}'.removesuffix('.cifar10')
     if cfg.state_dict or cfg.file or cfg.source not in (None, '', 'timm') or cfg.hf_hub_id != hub_id(name):
@@ -62,12 +60,12 @@ def weights_file(cfg: PretrainedCfg, cache_dir: Optional[str] = None) -> Optiona
 
 
 def require_hub() -> None:
-    """Ask the Hub for an answer, once, where its client would try for minutes; an OSError says that none came."""
+    """Raise an OSError if the Hub does not answer; its client would retry for minutes."""
     if constants.HF_HUB_OFFLINE:
         return
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception as e:  # whatever the client's HTTP library raises: it changed with the client's versions
+    except Exception as e:  # the HTTP library differs between versions of the client
         raise OSError(
             f'{constants.ENDPOINT} does not answer ({e or type(e).__name__}); check the network, or take what has been '
             'downloaded before: HF_HUB_OFFLINE=1') from e
@@ -75,7 +73,7 @@ def require_hub() -> None:
 
 @contextmanager
 def hub_errors(repo_id: str) -> Iterator[None]:
-    """Ask whether the Hub answers, then raise errors about a repository as an OSError that begins with the reason."""
+    """Turn errors of the Hub about a repository into an OSError with the reason."""
     require_hub()
     try:
         yield

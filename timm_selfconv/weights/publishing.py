@@ -15,14 +15,14 @@ __all__ = ['publish']
 
 def publish(
         model: nn.Module, repo_id: str, card: str, private: bool = False, weights: Optional[Path] = None) -> str:
-    """Upload a net to the Hub in one commit, as timm's push_to_hf_hub does, which would keep an old card.
+    """Upload a net to the Hub in one commit, like timm's push_to_hf_hub, but replace an old card.
 
     Args:
         model: A net that timm made.
         repo_id: Repository, 'owner/name', created if need be.
         card: Its README.md.
-        private: Make a new repository one that only its owner can see.
-        weights: File to upload in place of the model's weights; its commit gets the tag of this version.
+        private: Make a new repository private.
+        weights: File to upload instead of the model's weights; the commit gets the tag of this version.
 
     Returns:
         The commit's address.

@@ -1,4 +1,4 @@
-"""Weight files, folders and model cards: each written whole or not at all."""
+"""Weight files, folders and model cards, written atomically."""
 import json
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Union
@@ -17,7 +17,7 @@ __all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_we
 
 
 def record_checksum(path: Path, checksum: str) -> None:
-    """Enter a weight file in the ``SHA256SUMS`` beside it, which ``sha256sum -c`` reads."""
+    """Add a weight file to ``SHA256SUMS`` in its folder, which ``sha256sum -c`` reads."""
     sums = path.with_name('SHA256SUMS')
     lines = sums.read_text().splitlines() if sums.is_file() else []
     sums_of = {name: known for known, name in map(str.split, lines)} | {path.name: checksum}
@@ -26,7 +26,7 @@ def record_checksum(path: Path, checksum: str) -> None:
 
 
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
-    """Save a model's state dict as a new safetensors file, floating point tensors in a dtype that holds them all."""
+    """Save a state dict as a new safetensors file, with floating point tensors in ``dtype``."""
     if Path(path).suffix != '.safetensors':
         raise ValueError(f'path={str(path)!r}: needs the ending .safetensors')
     tensors = {}
@@ -58,7 +58,7 @@ def write_net(model: Any, folder: Union[str, Path], card: Optional[str] = None) 
 
 
 def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
-    """Write a net into a new folder, see :func:`write_net`, whole or not at all; an OSError says why not."""
+    """Write a net into a new folder atomically, see :func:`write_net`."""
     with new_folder(folder) as temporary:
         write_net(model, temporary)
 
@@ -97,7 +97,7 @@ timm-selfconv explore {name} cat.jpg --output explorer.html
 
 def card_text(
         name: str, summary: str, facts: Dict[str, Any], create: str, tags: Sequence[str] = (), **data: Any) -> str:
-    """A model card in the Hub's format; `create` are the arguments of timm.create_model, facts may be None."""
+    """A model card in the Hub's format; `create` has the arguments of timm.create_model."""
     task = 'image-classification'
     metadata = ModelCardData(
         library_name='timm', pipeline_tag=task, tags=[task, 'timm', 'timm_selfconv', *tags], **data)
@@ -110,15 +110,15 @@ def model_card(
         name: str, accuracy: float, images: int, facts: Dict[str, str],
         measured_on: Optional[str] = None, file: Optional[str] = None,
 ) -> str:
-    """The model card of weights of the zoo, with the metadata that the Hub reads.
+    """The model card of weights of the zoo, with the Hub's metadata.
 
     Args:
         name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
         accuracy: Measured accuracy, between 0 and 1.
-        images: Number of images that it was measured on.
-        facts: Training of the weights (recipe, epochs, seed, hardware, ...), a table row each, in order.
-        measured_on: Those images in words; the CIFAR-10 test split by default, and then the metadata says so too.
-        file: The weight file that the card's snippet loads; by default it loads these weights by their tag.
+        images: Number of images in the measurement.
+        facts: Facts about the training (recipe, epochs, seed, hardware, ...), one table row each.
+        measured_on: Description of the images; by default the CIFAR-10 test split, which the metadata names too.
+        file: Weight file for the card's snippet; by default it loads the weights by tag.
     """
     data: Dict[str, Any] = dict(license=LICENSE)
     if measured_on is None:
