@@ -129,8 +129,11 @@ def to_attention(conv: Any, alpha: float, content: int) -> nn.Module:
     if type(conv) is not Conv2dSame:
         return conv_to_attention(conv, alpha, content)
     pad = PadSame(conv.kernel_size, conv.stride, conv.dilation)
-    conv.__class__ = nn.Conv2d
-    return nn.Sequential(pad, conv_to_attention(conv, alpha, content)).train(conv.training)
+    plain = nn.Conv2d(
+        conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, dilation=conv.dilation, groups=conv.groups,
+        device='meta')
+    plain.weight, plain.bias = conv.weight, conv.bias
+    return nn.Sequential(pad, conv_to_attention(plain, alpha, content)).train(conv.training)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
