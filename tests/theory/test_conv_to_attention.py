@@ -55,7 +55,7 @@ def convolutions(draw, dtype=torch.float64):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(convolutions(), st.sampled_from([(torch.float64, 1e-14), (torch.float32, 1e-5)]))
 def test_attention_is_the_convolution_and_becomes_it_again(case, precision):
     (conv, shape), (dtype, tolerance) = case, precision
