@@ -126,7 +126,8 @@ class PadSame(nn.Module):
 
 
 def to_attention(conv: Any, alpha: float, content: int) -> nn.Module:
-    if type(conv) is not Conv2dSame:
+    pads = type(conv) is Conv2dSame
+    if not pads:
         return conv_to_attention(conv, alpha, content)
     pad = PadSame(conv.kernel_size, conv.stride, conv.dilation)
     plain = nn.Conv2d(
