@@ -87,7 +87,8 @@ def dispatched(model, input_size=(3, 32, 32)):
 
 ALL_TERMS = ('content', 'content_position', 'key_bias', 'position')
 KINDS = [
-    *(dict(terms=ALL_TERMS, encoding=e) for e in ('learned', 'quadratic')), dict(terms=('content',), encoding='absolute')]
+    *(dict(terms=ALL_TERMS, encoding=e) for e in ('learned', 'quadratic')),
+    dict(terms=('content',), encoding='absolute')]
 
 
 @pytest.mark.parametrize(
