@@ -86,11 +86,18 @@ class Log:
                 self.wandb = importlib.import_module('wandb')
                 self.wandb.init(project=args.wandb_project, name=output.name, config=vars(args))
 
-    def __call__(self, row: Dict[str, Any]) -> None:
-        if self.tensorboard is None and find_spec('tensorboard'):  # after the first checkpoint: see check_output
-            from torch.utils.tensorboard import SummaryWriter
-            self.tensorboard = SummaryWriter(str(self.output / 'tensorboard'))
-        for key, value in row.items() if self.tensorboard else ():
-            self.tensorboard.add_scalar(key, value, row['epoch'])
+    def __call__(self, history: List[Dict[str, Any]]) -> None:
+        """Log the last row of a history, and all rows to TensorBoard at first: the last run may have been killed."""
+        rows = [{key: row[key] for key in COLUMNS if key in row} for row in history]
         if self.wandb is not None:
-            self.wandb.log(row)
+            self.wandb.log(rows[-1])
+        if find_spec('tensorboard') is None:
+            return
+        new = rows[-1:]
+        if self.tensorboard is None:  # after the first checkpoint: see check_output
+            from torch.utils.tensorboard import SummaryWriter
+            self.tensorboard, new = SummaryWriter(str(self.output / 'tensorboard'), purge_step=0), rows
+        for row in new:
+            for key, value in row.items():
+                self.tensorboard.add_scalar(key, value, row['epoch'])
+        self.tensorboard.flush()

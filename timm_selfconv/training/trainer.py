@@ -234,7 +234,7 @@ class Training:
             print(' '.join(f'{k} {v:.5g}' for k, v in row.items()), f'{self.seconds:.0f} s', flush=True)
             self.history.append(dict(row, images_per_second=round(speed, 1), heads=self.heads()))
             self.save(output)
-            log(row)
+            log(self.history)
 
     def save(self, output: Path) -> None:
         """Write the checkpoint of the last epoch, and summary and history, which are derived from it."""
