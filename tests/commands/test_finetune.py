@@ -73,7 +73,7 @@ def test_a_killed_one_goes_on_and_a_whole_one_stays(digits, tmp_path, monkeypatc
         raise KeyboardInterrupt
     whole = finetune('whole')
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer.Training, 'publish', killed)
+        patch.setattr(trainer, 'save_history', killed)
         finetune('killed')
     assert not (tmp_path / 'killed' / 'config.json').exists()
     resumed = finetune('killed')

@@ -73,7 +73,7 @@ def test_every_recipe_is_rehearsed(recipe, tmp_path, capsys, run):
     """Two batches of each of its phases, stopped in the middle and resumed, by a small net; its own are below."""
     keys = yaml.safe_load(recipe.read_text())
     phases = keys.get('img_sizes', {})
-    more = ['--batches', '2', 'model=sa_quadratic_tiny_cifar', 'aa=null', 'val_split=test',
+    more = ['--batches', '2', 'model=sa_quadratic_tiny_cifar', 'aa=null', 'train_split=train', 'val_split=test',
             f'epochs={max(3, len(phases))}', f'img_sizes={dict(enumerate(phases.values()))}']
     more += [] if keys.get('pretrained') else [SMALL]
     run(tmp_path, *more, recipe=recipe, until=1)
