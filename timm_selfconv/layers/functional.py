@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 # memory of a chunk of images: a share of the cache of a CPU, a share of the memory of other devices
-CPU_BYTES, DEVICE_BYTES = 2 ** 23, 2 ** 30
+CPU_BYTES, DEVICE_BYTES = 2 ** 24, 2 ** 30
 SCORE_BYTES = 2 ** 28  # memory of explicit scores
 SMALL_GRID = 64  # pixels of a grid, up to which maps are faster on any device and in any precision
 

@@ -15,12 +15,17 @@ from .footprint import aggregate, footprint
 from .parameters import check_sizes
 
 __all__ = [
-    'PassBatchNorm2d', 'PassStatistics2d', 'SanAttention2d', 'pairwise_relation',
+    'PassBatchNorm2d', 'PassStatistics2d', 'SanAttention2d', 'channels_last', 'pairwise_relation',
     'patchwise_relation', 'pixel_coordinates',
 ]
 
 KINDS = ('pairwise', 'patchwise')
 torch.fx.wrap('aggregate')
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """Lay the channels of a pixel of x, shape (B, C, H, W), in one piece, as products of pixels read them."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap has no memory formats
 
 
 @torch.fx.wrap
@@ -49,7 +54,8 @@ def pairwise_relation(
     places = footprint(place, kernel_size, stride, dilation)
     pairs: List[torch.Tensor] = []
     for i in range(len(keys)):
-        pairs.append(torch.cat([query - keys[i], (centre - places[i]).expand(key.shape[0], -1, -1, -1)], dim=1))
+        there = channels_last((centre - places[i]).expand(key.shape[0], -1, -1, -1))
+        pairs.append(torch.cat([query - keys[i], there], dim=1))
     return torch.cat(pairs, dim=2)
 
 
@@ -277,4 +283,4 @@ class SanAttention2d(nn.Module):
         """
         query, value, own_key = self.qvk(x).split([self.query_dim, self.value_dim, self.query_dim], 1)
         weights = self.weights(query, own_key if key is None else key, pass_index)
-        return aggregate(value, weights, self.kernel_size, self.stride, self.dilation)
+        return channels_last(aggregate(value, weights, self.kernel_size, self.stride, self.dilation))

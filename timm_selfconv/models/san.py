@@ -21,6 +21,7 @@ from timm.layers import ClassifierHead, to_2tuple
 from timm.models import checkpoint, generate_default_cfgs, register_model
 
 from timm_selfconv.layers import PassBatchNorm2d, SanAttention2d
+from timm_selfconv.layers.san_attention import channels_last
 from ._base import ZooNet
 from ._cfg import build_net, cifar_cfgs
 
@@ -200,7 +201,7 @@ class SAN(ZooNet):
 
     def pass_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         # ReLU commutes with max-pooling, and is cheaper after it
-        x = self.stem_act(self.stem_pool(self.stem_norm(self.stem(x))))
+        x = self.stem_act(self.stem_pool(self.stem_norm(self.stem(channels_last(x)))))
         key: Optional[torch.Tensor] = None
         taken: List[torch.Tensor] = []
         for i in range(stop):
