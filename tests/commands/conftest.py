@@ -4,6 +4,7 @@ import timm
 from timm.models import save_for_hf
 
 from pictures import fill
+from timm_selfconv.models._cfg import CIFAR10_CLASSES
 from timm_selfconv.weights.saving import save_weights
 
 
@@ -26,4 +27,11 @@ def little(tmp_path):
 def folder(tmp_path):
     """A dataset of one picture a class."""
     fill(tmp_path / 'data' / 'test', range(10), size=(30, 40))
+    return str(tmp_path / 'data')
+
+
+@pytest.fixture
+def named(tmp_path):
+    """The same for the classes of the zoo."""
+    fill(tmp_path / 'data' / 'test', CIFAR10_CLASSES, size=(30, 40))
     return str(tmp_path / 'data')

@@ -76,7 +76,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     ([*PRUNE, '--heads', '0:1;2'], "'0:1;2': needs LAYER:HEAD,HEAD"),
     ([*PRUNE, '--heads', '0:1', '0:2'], 'needs each layer once'),
     ([*PRUNE, '--keep', '6', '--data', '.', '--count', '0'], "--count: '0': needs a whole number above 0"),
-    (['prune', 'sa_learned_tiny_cifar', '--output', 'out'], 'say which heads to prune'),
+    (['prune', 'sa_learned_tiny_cifar', '--output', 'out'], 'name the heads to prune'),
     *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: cannot be loaded') for file in (
         'text.pt', 'text.safetensors', 'tensor.pt', 'module.pt', 'other.pt', 'state.pt')),
     *(([*HEADS, '--checkpoint', file], f'--checkpoint: {file}: needs a file') for file in ('', '/dev/null')),
@@ -90,9 +90,10 @@ HEADS, EVAL, FIGURES, PRUNE = (
     *((['heads', name], f'model={name!r}: cannot be loaded') for name in (
         'hf-hub:nobody/nothing', ':')),
     *(([*EVAL, '--data', data], f'data={data!r}') for data in (
-        'hfds/nobody/nothing', 'hfds/', 'torch/nothing', 'wds/nothing', 'runs/nothing', '', 'text.pt')),
+        'hfds/nobody/nothing', 'hfds/', 'torch/nothing', 'wds/nothing', '', 'text.pt')),
     *(([command, f'local-dir:nets/{key}', *data], key) for key in ('interpolation', 'label_names')
       for command, *data in (('classify', 'data/test/cat/0.png'), ('eval', '--data', 'data'))),
+    ([*EVAL, '--data', 'runs/nothing'], "folder='runs/nothing': has no pictures"),
     ([*EVAL, '--data', 'parquet'], "data='hfds/parquet'"),
     *(([*EVAL, '--data', 'data', '--device', device], f'device={device!r}') for device in ('abacus', 'meta', '')),
     ([*HEADS, '--kernel-size', '1000000000'], 'kernel_size=1000000000: needs a kernel that fits in a grid of 8 x 8'),
@@ -169,10 +170,10 @@ def test_only_what_the_user_did_wrong_loses_its_traceback(monkeypatch):
 
 
 @pytest.mark.slow
-def test_libraries_say_nothing_beside_what_commands_print(little, folder, tmp_path):
+def test_libraries_say_nothing_beside_what_commands_print(little, named, tmp_path):
     commands = [
-        ['list'], ['list', '--tables'], ['classify', little, f'{folder}/test/3/0.png', '--fuse'], ['heads', little],
-        ['eval', little, '--data', folder], ['figures', little, '--out', str(tmp_path / 'figures')],
+        ['list'], ['list', '--tables'], ['classify', little, f'{named}/test/cat/0.png', '--fuse'], ['heads', little],
+        ['eval', little, '--data', named], ['figures', little, '--out', str(tmp_path / 'figures')],
         ['bench', little, '--batch-size', '1', '--seconds', '0.01'],
         ['include', little, 'sa_quadratic_gen_cifar', '--output', str(tmp_path / 'included')]]
     code = 'import json, sys; from timm_selfconv.cli import main\nfor command in json.loads(sys.argv[1]): main(command)'

@@ -18,8 +18,8 @@ from timm_selfconv.theory import merge_heads, prune_heads
 SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
 
 
-def test_eval(checkpoint, folder, capsys):
-    command = ['eval', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder]
+def test_eval(checkpoint, named, capsys):
+    command = ['eval', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', named]
     main([*command, '--json'])
     result = json.loads(capsys.readouterr().out)
     assert result['images'] == 10 and set(result['per_class'].values()) <= {0., 1.}

@@ -35,8 +35,8 @@ def test_list_and_tables_for_machines(capsys):
 
 
 @pytest.mark.parametrize('name', ['sa_quadratic_tiny_cifar', 'sa_quadratic_tiny_cifar.from_another_net'])
-def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, folder, tmp_path, refused, monkeypatch):
-    command = ['export', name, '--checkpoint', checkpoint, '--data', folder,
+def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, named, tmp_path, refused, monkeypatch):
+    command = ['export', name, '--checkpoint', checkpoint, '--data', named,
                '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
     main(command)
     card = (tmp_path / 'out' / f'{name}.md').read_text()
@@ -53,8 +53,8 @@ def test_export_writes_what_it_measured_and_nothing_twice(name, checkpoint, fold
     assert (tmp_path / 'out' / f'{name}.md').read_text() == card
 
 
-def test_a_card_where_weights_ship_loads_them_by_name(checkpoint, folder, tmp_path):
+def test_a_card_where_weights_ship_loads_them_by_name(checkpoint, named, tmp_path):
     output = tmp_path / 'timm_selfconv' / 'weights'
-    main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', folder, '--output', str(output)])
+    main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', named, '--output', str(output)])
     snippet = "create_model('sa_quadratic_tiny_cifar.cifar10', pretrained=True).eval()"
     assert snippet in next(output.glob('*.md')).read_text()

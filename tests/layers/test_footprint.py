@@ -36,5 +36,5 @@ def test_derivatives_of_aggregation():
     value, weights = noise(1, 2, 2, 3).requires_grad_(), noise(1, 9, 1, 2, 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
     assert torch.autograd.gradgradcheck(lambda v, w: aggregate(v, w, 3), (value, weights))
-    with pytest.raises(ValueError, match=r'\[2, 2, 3, 4\]: needs a height and width of at least 4'):
+    with pytest.raises(ValueError, match=r'\[1, 2, 2, 3\]: needs a height and width of at least 4'):
         aggregate(value, weights, 3, dilation=3)
