@@ -98,7 +98,7 @@ def test_recipes_train_for_two_batches(recipe, images, train_py, monkeypatch, tm
     name = load(recipe)['model']
     sizes = {} if load(recipe).get('pretrained') else small_sizes(name)
     kwargs = {**load(recipe).get('model_kwargs', {}), **sizes}
-    data = ['--dataset', f'hfds/{images}']
+    data = ['--dataset', f'hfds/{images}', '--train-split', 'train', '--val-split', 'test']
     if recipe == 'pictures':
         for split in ('train', 'val'):
             fill(tmp_path / split, range(10), size=(50, 40))

@@ -13,6 +13,7 @@ from PIL import Image
 from timm.models import save_for_hf
 
 from pictures import fill
+from timm_selfconv.models._cfg import CIFAR10_CLASSES
 from timm_selfconv.cli import main
 from timm_selfconv.files import sha256
 
@@ -39,7 +40,7 @@ def folder(tmp_path_factory):
     save_for_hf(model, folder / 'net', safe_serialization=True)
     full = timm.create_model('sa_quadratic_tiny_cifar')
     safetensors.torch.save_file(full.state_dict(), folder / 'full.safetensors')
-    fill(folder / 'data' / 'test', range(10))
+    fill(folder / 'data' / 'test', CIFAR10_CLASSES)
     Image.new('RGB', (32, 32), 'red').save(folder / 'red.png')
     return folder
 

@@ -209,7 +209,7 @@ def test_other_numbers_of_tokens_are_refused():
 def refusal(name):
     with torch.device('meta'):
         model = timm.create_model(name)
-    with pytest.raises(ValueError, match=f'model={type(model).__name__}: ') as error:
+    with pytest.raises(ValueError, match=r'^model=\w+: ') as error:
         attention_maps(model, torch.randn(1, *model.pretrained_cfg['input_size'], device='meta'))
     return str(error.value).partition(': ')[2]
 
