@@ -130,7 +130,8 @@ def test_maps_of_few_keys_compute_what_factors_do(out_channels, monkeypatch):
         maps = dense_maps(attention, [n + 2 for n in size])[..., 1:-1, 1:-1]
     by_maps = []
     monkeypatch.setattr(
-        conv_attention, 'gather_by_maps', lambda *args: by_maps.append(args) or gather_by_maps(*args))
+        conv_attention, 'gather_by_maps',
+        lambda *args, **kwargs: by_maps.append(args) or gather_by_maps(*args, **kwargs))
     expected = torch.einsum('hijkl,hoc,bckl->boij', maps, attention.value_weight, x) + conv.bias[:, None, None]
     out = attention(x)
     assert len(by_maps) == (out_channels == 30)

@@ -261,4 +261,5 @@ class SelfAttention2d(nn.Module):
                 attn = self.attn_drop(attn)
                 gathered = gather_by_maps(attn, x, x.shape[2])
             parts.append(gathered)
-        return self.proj_drop(self.proj(self.value(torch.cat(parts, dim=1))))
+        gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # to concatenate one copies it
+        return self.proj_drop(self.proj(self.value(gathered)))

@@ -1,5 +1,6 @@
 """A convolution as self-attention: one head per kernel tap, by position, and by content if it is to be more."""
 import copy
+from functools import partial
 from math import prod
 from typing import List, Optional, Sequence, Union
 
@@ -268,13 +269,13 @@ class ConvAttention(nn.Module):
         factors = [factor.narrow(2, *keys) for factor, *keys in zip(self.axis_factors(padded), before, size)]
         if dims == 2 and self.groups == 1 and self.num_heads <= AT_ONCE and self.in_channels <= self.out_channels:
             rows, cols = factors
-            few = FEW_KEYS * prod(size) <= self.out_channels
             gathered = self.num_heads * self.in_channels * rows.shape[1] * cols.shape[1]
-            return torch.cat([
-                self.to_values(
-                    gather_by_maps(maps_of_factors(rows, cols), pixels, cols.shape[1]) if few else
-                    gather_by_factors(rows, cols, pixels))
-                for pixels in image_chunks(x.permute(0, 2, 3, 1), gathered)])
+            gather_pixels = partial(gather_by_factors, rows, cols)
+            if FEW_KEYS * prod(size) <= self.out_channels:
+                gather_pixels = partial(gather_by_maps, maps_of_factors(rows, cols), width=cols.shape[1])
+            chunks = image_chunks(x.permute(0, 2, 3, 1), gathered)
+            parts = [self.to_values(gather_pixels(pixels)) for pixels in chunks]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         outputs = batch * self.out_channels * prod([len(axis) for axis in self.queries(padded)])
         gathered = batch * min(self.in_channels, self.out_channels) * prod(size)

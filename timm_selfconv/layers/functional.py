@@ -1,8 +1,8 @@
 """Attention on a grid of H x W pixels, in plain tensor operations: scores, and three formulas that gather pixels.
 
 Each formula computes ``sum_k softmax_k(A_h[q, k]) x_k`` for every head h and query q (equation 1), with the heads of a
-query side by side, so that one Linear then maps them to values. Probabilities
-below 1e-30 become zero: they change no sum, and products of denormal numbers are slow. N = H W pixels, C channels:
+query side by side, so that one Linear then maps them to values. Probabilities below 1e-30 become zero: they change no
+sum, and products of denormal numbers are slow. N = H W pixels, C channels:
 
 - factors: the product of a softmax over rows and one over columns, O(N (H + W) C) a head. For separable scores.
 - maps: an explicit map, O(N^2 C) a head, in one large product. For any scores.

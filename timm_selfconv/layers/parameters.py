@@ -77,8 +77,8 @@ def no_weight_decay(model: nn.Module) -> Set[str]:
 
 def keep_from_decay(model: nn.Module, names: Set[str]) -> None:
     """Let timm's optimizers skip parameters of a net in weight decay, besides the ones that the net names itself."""
-    own: Set[str] = getattr(model, 'no_weight_decay', set)()
-    setattr(model, 'no_weight_decay', functools.partial(set, own | names))  # noqa: B010 (no module nor tensor)
+    net: Any = model  # timm gives nets this method, torch does not know it
+    net.no_weight_decay = functools.partial(set, getattr(model, 'no_weight_decay', set)() | names)
 
 
 def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int = 0) -> None:

@@ -117,10 +117,10 @@ class ZooNet(nn.Module):
     @torch.jit.unused
     def chunks(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """Images in chunks that fit the cache of a CPU, where nothing records or watches the pass."""
-        if traced(x) or any(module.training or hooked(module) for module in self.modules()):
-            return [x]
-        elements = self.image_elements(x.shape[2], x.shape[3])
-        return image_chunks(x, elements) if elements else [x]
+        elements = 0 if traced(x) else self.image_elements(x.shape[2], x.shape[3])
+        chunks = image_chunks(x, elements) if elements else [x]
+        whole = len(chunks) > 1 and any(module.training or hooked(module) for module in self.modules())
+        return [x] if whole else chunks
 
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         """Pass images, see :meth:`pass_layers`; in chunks of them where that is faster."""
