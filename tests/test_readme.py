@@ -27,6 +27,9 @@ BLOCKS = [
     for language, block in re.findall(r'^```(\w*)\n(.*?)^```$', chapter.read_text(), re.MULTILINE | re.DOTALL)]
 PYTHON = [pytest.param(block, id=f'{chapter}-{i}') for i, (chapter, language, block) in enumerate(BLOCKS)
           if language == 'python']
+OUTPUTS = dict(re.findall(  # of Python blocks that a block of text follows
+    r'^```python\n((?:(?!```).*\n)+)```\n\n```text\n((?:(?!```).*\n)+)```$',
+    '\n'.join(chapter.read_text() for chapter in CHAPTERS), re.MULTILINE))
 LINES = list(dict.fromkeys(
     line for _, language, block in BLOCKS if language == 'bash' for line in block.splitlines()))
 
@@ -66,13 +69,15 @@ def registry(monkeypatch):
 
 
 @pytest.mark.parametrize('block', PYTHON)
-def test_python_blocks(block, registry, monkeypatch, tmp_path):
+def test_python_blocks(block, registry, monkeypatch, tmp_path, capsys):
     # the zoo is registered here already, which hides that a block forgets it; torch.hub does it itself
     assert re.search(r'^(import|from) timm_selfconv|torch\.hub\.load', block, re.MULTILINE)
     monkeypatch.chdir(REPO)
     file = tmp_path / 'block.py'
     file.write_text(block)
     runpy.run_path(str(file), run_name='__main__')
+    if block in OUTPUTS:
+        assert capsys.readouterr().out == OUTPUTS[block]
 
 
 def test_tables_are_current():
