@@ -28,7 +28,7 @@ class Finding:
     Attributes:
         claim: A claim of the paper (figures and sections are its own) or of the report.
         answer: Whether the nets here agree: yes, partly or no.
-        ours: The number in words.
+        ours: The result in one sentence, with the meaning of the number.
         number: The number as published here.
         command: Command that shows it.
         measure: Measures it again, from pictures and a function for accuracies where it needs them.
@@ -134,80 +134,81 @@ HIER, PLAIN = f'sa_learned_content_hier{TINY}', f'sa_learned_content{TINY}'
 
 FINDINGS = [
     Finding('Attention learns to convolve (Fig. 5 to 7)', 'yes',
-            'heads that give one offset over half of their attention at every query, learned encoding',
+            'Heads of the learned encoding have a fixed offset.',
             '36 of 54', f'heads {LEARNED}', files(fixed, LEARNED)),
-    Finding('The same, quadratic encoding (Fig. 4)', 'yes', 'heads of such a fixed offset',
+    Finding('The same, quadratic encoding (Fig. 4)', 'yes',
+            'Heads of the quadratic encoding have a fixed offset.',
             '22 of 54', f'heads {QUADRATIC}', files(fixed, QUADRATIC)),
-    Finding('Training does it', 'yes', 'heads of a fixed offset before training, learned encoding',
+    Finding('Training finds these offsets', 'yes', 'No head has a fixed offset before training.',
             '0 of 54', f'heads {LEARNED} --untrained', files(fixed, LEARNED, True)),
-    Finding('Each head attends to another pixel (Fig. 4)', 'yes', 'distinct offsets among the fixed ones of a layer',
+    Finding('Heads attend to different pixels (Fig. 4)', 'yes', 'The fixed offsets of a layer are all different.',
             '36 of 36', f'heads {LEARNED}', files(distinct, LEARNED)),
-    Finding('A layer expresses a K x K convolution (Theorem 1)', 'partly', 'heads that are taps of a 3 x 3 kernel',
+    Finding('A layer expresses a K x K convolution (Theorem 1)', 'partly', 'Some heads are taps of a 3 x 3 kernel.',
             '16 of 54', f'heads {LEARNED}', files(taps, LEARNED)),
     Finding('Layers express a generalised convolution (Section 6)', 'yes',
-            'largest residual of a layer to convolutions with its fixed offsets, learned encoding',
+            'The largest residual of a layer to its fixed offsets is small.',
             '0.149', f'heads {LEARNED}',
             files(lambda: f'{max(x.kernel.residual or 0. for x in reports(LEARNED)):.3f}')),
-    Finding('Attention is such a convolution, tiny quadratic net', 'yes',
-            'test accuracy, then with 29 of 54 heads made shifts, without training',
+    Finding('Trained attention is such a convolution', 'yes',
+            'Tiny quadratic net: 29 of 54 heads become shifts, and test accuracy drops a little.',
             '0.904, 0.900', ALL, shifted(f'sa_quadratic{TINY}', 'test', 0.2), 'data'),
-    Finding('The same, no attention left', 'partly', 'test accuracy, then with all heads made shifts, without training',
+    Finding('The same, without any attention', 'partly', 'All heads become shifts, and test accuracy drops more.',
             '0.904, 0.841', ALL, shifted(f'sa_quadratic{TINY}', 'test', 0.), 'data'),
-    Finding('Heads maximise coverage', 'yes', 'attention that two heads share, layer 0 to layer 5',
+    Finding('Heads maximise coverage', 'yes', 'Heads overlap less in later layers.',
             '0.27 to 0.00', f'heads {LEARNED}', files(lambda: ends([x.overlap for x in reports(LEARNED)]))),
     Finding('Layers 1 and 2 are local, later ones look far', 'partly',
-            'distance of the farthest fixed offset, layer 0 to layer 5; wide heads are in most layers',
+            'The farthest fixed offset grows (pixels), but most layers have wide heads.',
             '1.0 to 6.3', f'heads {QUADRATIC}', files(lambda: ends([x.kernel.reach for x in reports(QUADRATIC)], 1))),
-    Finding('Heads narrow early (Fig. 3)', 'yes', 'heads narrower than 0.6 pixels after one of 35 epochs',
+    Finding('Heads narrow early (Fig. 3)', 'yes', 'Heads are narrower than 0.6 pixels after one of 35 epochs.',
             '36 of 54', f'figures {QUADRATIC} --run {QUADRATIC} --output figures', files(narrow, QUADRATIC, 1)),
-    Finding('The same, learned encoding', 'yes', 'heads narrower than 0.6 pixels after one of 51 epochs',
+    Finding('The same, learned encoding', 'yes', 'Heads are narrower than 0.6 pixels after one of 51 epochs.',
             '41 of 54', f'figures {LEARNED} --run {LEARNED} --output figures', files(narrow, LEARNED, 1)),
     Finding('A ResNet learns faster (Fig. 2)', 'yes',
-            'held-out accuracy after four epochs, tiny ResNet, then quadratic attention; later the gap closes',
+            'The tiny ResNet leads after four epochs (held-out accuracy); later the gap closes.',
             '0.677, 0.648', f'figures sa_quadratic{TINY} --curves --output figures',
             files(learning, f'resnet{TINY}', f'sa_quadratic{TINY}', epochs=4)),
-    Finding('Patterns are symmetric, up for down less in high layers (version 1)', 'yes',
-            'symmetry up for down, layer 0 to layer 5',
+    Finding('High layers are less symmetric vertically (version 1)', 'yes',
+            'Patterns mirror up and down less in later layers.',
             '0.70 to 0.20', f'heads {LEARNED}',
             files(lambda: ends([statistics.fmean(h.symmetry[1] for h in x.heads) for x in reports(LEARNED)]))),
-    Finding('Few heads are degenerate (appendix E)', 'yes', 'heads that look at all pixels alike, or at a stripe',
+    Finding('Few heads are degenerate (appendix E)', 'yes', 'Heads attend to all pixels equally, or to a stripe.',
             '1 of 54', f'prune {QUADRATIC} --output pruned', files(degenerate, QUADRATIC)),
-    Finding('General quadratic heads are taps, too (Fig. 12)', 'yes', 'heads of a fixed offset, tiny net',
+    Finding('General quadratic heads also convolve (Fig. 12)', 'yes', 'Heads of the tiny net have a fixed offset.',
             '32 of 54', f'heads sa_quadratic_gen{TINY}', files(fixed, f'sa_quadratic_gen{TINY}')),
-    Finding('Sixteen heads (Fig. 14) behave alike', 'yes', 'heads of a fixed offset, learned encoding, tiny net',
+    Finding('Nets with 16 heads also convolve (Fig. 14)', 'yes', 'Heads of the tiny learned net have a fixed offset.',
             '65 of 96', f'heads sa_learned_h16{TINY}', files(fixed, f'sa_learned_h16{TINY}')),
     Finding('With content, some heads stay put (Fig. 8 to 10)', 'yes',
-            'heads whose most attended offset is the same in ten pictures',
+            'Heads attend most to the same offset in all ten pictures.',
             '15 of 54', PICTURES, content(unmoved), 'pictures'),
     Finding('Other heads follow the image, more in later layers', 'yes',
-            'attention that two pictures share, layer 0 to layer 5',
+            'Two pictures share less attention in later layers.',
             '0.84 to 0.35', PICTURES, content(lambda layers: ends([mean_of(x, 'constancy') for x in layers])),
             'pictures'),
-    Finding('With content, first layers convolve', 'partly', 'heads of layer 0 with a fixed offset',
+    Finding('With content, first layers convolve', 'partly', 'Some heads of layer 0 have a fixed offset.',
             '3 of 9', PICTURES, content(lambda layers: f'{len(layers[0].kernel.fixed)} of 9'), 'pictures'),
     Finding('Attention forms the translation group', 'partly',
-            'attention that two queries share, with content, layer 0 to layer 5; 1 by construction without',
+            'With content, two queries share less attention in later layers.',
             '0.86 to 0.45', PICTURES, content(lambda layers: ends([mean_of(x, 'consistency') for x in layers])),
             'pictures'),
     Finding('Hierarchical attention is not sparse in its last passes (report)', 'yes',
-            'entropy in nats, first pass to last, of at most 4.2',
+            'Entropy stays high (nats, at most 4.2).',
             '3.6 to 3.5', f'heads {HIER} --images ...',
             content(lambda layers: ends([mean_of(x, 'entropy') for x in layers], 1), HIER), 'pictures'),
-    Finding('Hierarchical attention is better (report)', 'no', 'its accuracy, then plain; tiny nets after 20 epochs',
+    Finding('Hierarchical attention is better (report)', 'no', 'The plain net is better (tiny nets, 20 epochs).',
             '0.746, 0.846', 'list --tables', files(accuracies, HIER, PLAIN)),
-    Finding('The same, vision transformers', 'no', 'hierarchical, then plain; tiny nets after 30 epochs',
+    Finding('The same, vision transformers', 'no', 'The plain net is better (tiny nets, 30 epochs).',
             '0.858, 0.875', 'list --tables', files(accuracies, f'resvit_hier{TINY}', f'resvit{TINY}')),
-    Finding('The same, patchwise vector attention', 'yes', 'hierarchical, then plain, with ten times the parameters',
+    Finding('The same, patchwise vector attention', 'yes', 'The hierarchical net wins with a tenth of the parameters.',
             '0.875, 0.866', 'list --tables', files(accuracies, 'san_patchwise_hier_cifar', 'san_patchwise_cifar')),
-    Finding('The same, pairwise', 'no', 'hierarchical after 22.6 epochs, then plain after 44',
+    Finding('The same, pairwise', 'no', 'The plain net is better after 44 epochs than the hierarchical after 22.6.',
             '0.815, 0.822', 'list --tables', files(accuracies, 'san_pairwise_hier_cifar', 'san_pairwise_cifar')),
 ]
 
 
 def findings_table() -> str:
     """The table of the theory chapter, in Markdown: a finding is a row."""
-    rows = [(x.claim, x.answer, x.ours, x.number, f'`{x.command}`') for x in FINDINGS]
-    head = [('claim', '', 'here', 'number', 'command'), ('---',) * 5]
+    rows = [(x.claim, x.ours, x.answer, x.number, f'`{x.command}`') for x in FINDINGS]
+    head = [('claim', 'result', 'agrees', 'number', 'command'), ('---',) * 5]
     return '\n'.join(f'| {" | ".join(row)} |' for row in [*head, *rows])
 
 
