@@ -1,1 +1,1 @@
-__version__ = '0.2.0'
+__version__ = '0.3.0.dev0'  # the next release; the Hub's repositories have the tag v0.3.0

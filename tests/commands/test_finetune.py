@@ -50,7 +50,7 @@ def test_digits_are_told_apart_and_the_card_says_how(digits, net):
     assert accuracy > 0.8 and 24 * accuracy == pytest.approx(round(24 * accuracy), abs=0.01)
     assert f'| initialised from | {NET} |\n| teacher | none |' in card
     assert '| data | digits0: 96 pictures to train on, 24 to validate on (20% of each class, ' in card
-    assert '| arguments | hflip=0 batch_size=16 |' in card and "create_model('local-dir:net', pretrained=True)" in card
+    assert '```text\nhflip=0 batch_size=16\n```' in card and "create_model('local-dir:net', pretrained=True)" in card
     assert 'for pictures of 16 x 16 pixels and 3 classes: four, one, three.' in card
 
 

@@ -113,8 +113,8 @@ def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_p
     torch.testing.assert_close(shipped, {k: v.half() for k, v in ema.items()})
     assert net.with_suffix('.history.json').read_bytes() == history
     card = net.with_suffix('.md').read_text()
-    assert '| arguments | batch_size=8 amp=false epochs=1 model_ema=true' in card
-    assert ' --batches 1 |\n| epochs | 0.3 |' in card
+    assert '```text\nbatch_size=8 amp=false epochs=1 model_ema=true' in card and ' --batches 1\n```' in card
+    assert '| epochs | 0.3 |' in card
     assert [row['epochs'] for row in read_history(net.with_suffix('.history.json'))['rows']] == [0, 8 / 24]
     assert '| images | 8: 1 x 1 batches of 8 |\n' in card and '| image sizes | 16 px from epoch 0 |\n' in card
     assert '| teacher | none |\n' in card and '| initialised from | none |\n' in card

@@ -1,3 +1,4 @@
+"""Weights load by name and tag, from files of the package before the Hub."""
 import dataclasses
 import socket
 
@@ -12,26 +13,23 @@ from timm_selfconv.models import _cfg, zoo_names
 from timm_selfconv.weights import loading, saving
 
 
-@pytest.mark.parametrize('name', zoo_names())
-def test_every_net_loads_what_ships_or_says_what_to_do(name, images, monkeypatch):
+def test_every_net_loads_its_file_or_lists_alternatives(monkeypatch):
     def refuse(*args):
         raise AssertionError('looks for weights in the network')
 
     monkeypatch.setattr(socket.socket, 'connect', refuse)
-    if weights.weights_path(name).is_file():
-        model = timm.create_model(name, pretrained=True).eval()
-        assert model(images(1, 3, 32, 32)).isfinite().all()
-        if 'tiny' in name or 'hier' in name:
-            assert timm.create_model(name, pretrained=True, num_classes=5, in_chans=1).num_classes == 5
-        assert name in timm.list_models(pretrained=True, include_tags=False)
-        assert timm.get_pretrained_cfg(name).license == 'apache-2.0'
-    else:
-        with pytest.raises(RuntimeError, match=rf'{name} has no trained weights.*recipes/README.md.*pretrained_cfg'):
+    for name in zoo_names():
+        if weights.weights_path(name).is_file():
             timm.create_model(name, pretrained=True)
-        assert not timm.is_model_pretrained(name)
+            assert name in timm.list_models(pretrained=True, include_tags=False)
+            assert timm.get_pretrained_cfg(name).license == 'apache-2.0'
+        else:
+            with pytest.raises(RuntimeError, match=f'{name} has no trained weights.*recipes/README.md'):
+                timm.create_model(name, pretrained=True)
+            assert not timm.is_model_pretrained(name)
 
 
-def test_weights_that_did_not_learn_from_labels_only_load_by_tag():
+def test_weights_with_help_from_another_net_load_by_tag():
     name = 'sa_quadratic_gen_pruned_cifar'
     for tag in ('', '.cifar10'):
         with pytest.raises(RuntimeError, match=rf"no trained .* by tag: '{name}\.from_.*' \(begun in .*taught by"):
@@ -39,10 +37,10 @@ def test_weights_that_did_not_learn_from_labels_only_load_by_tag():
     assert timm.list_models(f'{name}*', pretrained=True) == [f'{name}.from_quadratic_cifar10']
 
 
-def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
-    """The default is from labels only, with weights or without, though timm takes the first tag that has some."""
+def test_every_weight_file_is_a_tag_of_its_net(tmp_path, monkeypatch):
+    """The default is cifar10, also without weights, though timm takes the first tag with weights."""
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
-    for stem in ('net', 'net.included', 'network', 'other.longer'):  # the files may lie on the Hub
+    for stem in ('net', 'net.included', 'network', 'other.longer'):  # files on the Hub
         saving.record_checksum(tmp_path / f'{stem}.safetensors', '0' * 64)
     cfgs = generate_default_cfgs(_cfg.cifar_cfgs('net', 'other', classifier='head.fc'))
     assert [list(cfgs[name].tags) for name in ('net', 'other')] == [['cifar10', 'included'], ['cifar10', 'longer']]
@@ -50,7 +48,7 @@ def test_every_file_of_weights_is_a_tag_of_its_net(tmp_path, monkeypatch):
     assert not cfgs['other'].default.has_weights and cfgs['other'].default.classifier == 'head.fc'
 
 
-def test_weights_of_ones_own_need_none_that_ship(tmp_path):
+def test_your_own_weights_load_into_a_net_without_weights(tmp_path):
     model = timm.create_model('sa_quadratic_gen_cifar', embed_dim=8, depth=1)
     saving.save_weights(model, tmp_path / 'own.safetensors', dtype=torch.float32)
     for overlay in (dict(file=str(tmp_path / 'own.safetensors')), dict(state_dict=model.state_dict())):
@@ -59,13 +57,13 @@ def test_weights_of_ones_own_need_none_that_ship(tmp_path):
         torch.testing.assert_close(loaded.state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize('features_only', [False, True])
-def test_files_of_the_package_load_as_files_and_other_sources_come_first(tmp_path, monkeypatch, features_only):
+@pytest.mark.parametrize('kwargs', [dict(), dict(features_only=True), dict(num_classes=5, in_chans=1)], ids=str)
+def test_files_of_the_package_load_and_other_sources_come_first(tmp_path, kwargs):
     name = 'resnet_tiny_cifar'
-    model = timm.create_model(name, pretrained=True, features_only=features_only)
-    wanted = load_file(weights.weights_path(name))
-    loaded = {key.replace('model.', '', 1) if features_only else key: v for key, v in model.state_dict().items()}
-    assert loaded and all(torch.equal(value, wanted[key].to(value.dtype)) for key, value in loaded.items())
+    model, wanted = timm.create_model(name, pretrained=True, **kwargs), load_file(weights.weights_path(name))
+    loaded = {key.removeprefix('model.'): v for key, v in model.state_dict().items()}
+    same = [key for key, value in loaded.items() if torch.equal(value, wanted[key].to(value.dtype))]
+    assert len(loaded) - len(same) == (3 if 'num_classes' in kwargs else 0)  # stem and head
     cfg = timm.get_pretrained_cfg(name)
     assert loading.weights_file(cfg) == weights.weights_path(name)
     for other in (dict(hf_hub_id='me/other'), dict(file='own.safetensors'), dict(source='hf-hub')):

@@ -15,7 +15,7 @@ import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from timm_selfconv.data import data_name
+from timm_selfconv.data import data_name, label_names
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
 from timm_selfconv.measure import bench as benchmark
 from timm_selfconv.measure import tables
@@ -118,14 +118,21 @@ def export(args: Namespace) -> None:
         saved = Path(folder, path.name)
         saving.save_weights(create_model(name, args.checkpoint), saved)
         model = create_model(name, saved)
-        result = evaluate(model, args.data)
-        counts = count(model)
-        facts = {'parameters': f'{counts.parameters:,}', 'multiply-adds': f'{counts.flops // 2:,}', **dict(args.fact),
-                 'SHA-256': sha256(saved)}
+        result, counts, published = evaluate(model, args.data), count(model), tables.published_accuracies()
+        facts = {
+            'input': ' x '.join(map(str, model.pretrained_cfg['input_size'])),
+            'classes': f"{model.num_classes}: {', '.join(label_names(model))}",
+            'parameters': f'{counts.parameters:,}', 'multiply-adds': f'{counts.flops // 2:,}',
+            'published accuracy': ', '.join(
+                f'{published[source, args.model]:.3f} ({authors})' for source, authors in (
+                    (tables.PAPER, 'Cordonnier et al., 2020'), (tables.REPORT, 'Varma T and Prabhu, 2021'))
+                if (source, args.model) in published),
+            **dict(args.fact), 'SHA-256': sha256(saved)}
+        summary = (timm.model_entrypoint(name).__doc__ or '').partition('\n')[0]
         measured_on = None if is_cifar10_test(model, args.data) else f'the test split of {data_name(args.data)}'
         ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # where pretrained=True finds it
         text = saving.model_card(
-            args.model, result.top1, result.images, facts, measured_on, file=None if ships else path.name)
+            args.model, summary, result.top1, result.images, facts, measured_on, None if ships else path.name)
         replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
         if history is not None:
             replace_file(path.with_suffix(f'.{HISTORY}'), lambda file: shutil.copyfile(history, file))

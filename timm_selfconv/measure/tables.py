@@ -1,4 +1,4 @@
-"""The papers' tables, with published and measured figures; read from files, without torch."""
+"""The papers' tables with published and measured numbers, read from files without torch."""
 import functools
 import json
 import re
@@ -17,33 +17,26 @@ from .published import PAPER, PUBLISHED, REPORT
 
 __all__ = ['format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_rows']
 
-# facts of model cards about the training
-HOW = ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')
-
-WORDS = ('name', 'model', 'teacher', 'begun in', 'recipe', 'script', 'hardware', 'time')  # columns of text
+HOW = ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')  # rows of model cards about the training
 COUNTS = Path(__file__).with_name('counts.json')
 
 
 @functools.cache
 def zoo_counts() -> Dict[str, Dict[str, int]]:
-    """Counts of all nets of the zoo, by name: stored ones, or live ones for a new net."""
+    """Counts of all nets of the zoo by name. Nets without stored counts are counted now."""
     counts = json.loads(COUNTS.read_text())
     code = ''.join(file.read_text() for file in COUNTS.parent.with_name('models').glob('*.py'))
     names = re.findall(r'^@register_model\ndef (\w+)', code, re.MULTILINE)  # timm's registry would have to import torch
     return {name: counts.get(name) or live_counts(name) for name in sorted(names)}
 
 
-def create(name: str) -> Tuple[Any, Any]:
-    import timm
-    import timm_selfconv.models  # noqa: F401  registers it
-
-    return timm.create_model(name), timm.get_pretrained_cfg_value(name, 'input_size')
-
-
 def live_counts(name: str) -> Dict[str, int]:
+    import timm
+    import timm_selfconv.models  # noqa: F401  registers the net
     from .counting import count
 
-    return asdict(count(*create(name)))
+    input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
+    return asdict(count(timm.create_model(name), input_size))
 
 
 def measure(name: str) -> Dict[str, Any]:
@@ -57,25 +50,27 @@ def measure(name: str) -> Dict[str, Any]:
 
 
 def time_ratio(plain: str, name: str) -> float:
-    """Time of a batch of 4 through one net of the zoo, divided by its time through another."""
+    """Ratio of the times of two nets of the zoo for a batch of 4."""
+    import timm
     import torch
+    import timm_selfconv.models  # noqa: F401  registers the nets
     from .bench import time_interleaved
 
-    net, input_size = create(name)
+    input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
     images = torch.randn(4, *input_size)
     with torch.inference_mode():
-        seconds = time_interleaved([partial(model.eval(), images) for model in (create(plain)[0], net)])
-    return seconds[0] / seconds[1]
+        first, second = time_interleaved([partial(timm.create_model(net).eval(), images) for net in (plain, name)])
+    return first / second
 
 
 def paper_tables(time: bool = False) -> List[Dict[str, Any]]:
     """The paper's Tables 1 and 4 and the report's Tables 1 to 3.
 
     Args:
-        time: Also measure the time of plain attention relative to hierarchical attention, in about a minute.
+        time: Also measure the ratio of the times of plain and hierarchical attention, in about a minute.
 
     Returns:
-        A row for each published row, with published and measured figures.
+        A row for each published row, with published and measured numbers.
     """
     measured = {name: measure(name) for name in dict.fromkeys(row.name for row in PUBLISHED)}
     return [{
@@ -86,15 +81,12 @@ def paper_tables(time: bool = False) -> List[Dict[str, Any]]:
 
 
 def published_accuracies() -> Dict[Tuple[str, str], float]:
-    """Published accuracy by source and net, from the first table that has it."""
-    published: Dict[Tuple[str, str], float] = {}
-    for row in PUBLISHED:
-        published.setdefault((row.source, row.name), row.accuracy)
-    return published
+    """Published accuracy by source and net. The first table of a source counts."""
+    return {(row.source, row.name): row.accuracy for row in reversed(PUBLISHED)}
 
 
 def zoo_rows() -> List[Dict[str, Any]]:
-    """One row per net of the zoo: its name, published and measured figures."""
+    """One row per net of the zoo, with published and measured numbers."""
     published = published_accuracies()
     return [{
         'name': name, 'paper': published.get((PAPER, name)), 'report': published.get((REPORT, name)), **measure(name),
@@ -102,18 +94,18 @@ def zoo_rows() -> List[Dict[str, Any]]:
 
 
 def results_rows() -> List[Dict[str, Any]]:
-    """One row per net with a published accuracy and per shipped weights: accuracies and the training of ours."""
+    """One row per published net and per weight file: accuracies, and how the weights were trained."""
     published = published_accuracies()
-    facts = {name: card_facts(name) for name in sorted({*zoo_counts(), *checksums()})}
     rows = [{
         'name': name,
+        'parameters': zoo_counts()[name.partition('.')[0]]['parameters'],
         'paper': published.get((PAPER, name)),
         'report': published.get((REPORT, name)),
         'here': measured_accuracy(name),
         'teacher': ', '.join(teachers(name)) or None,
         'initialised_from': origin(name),
-        **{key: told.get(key) for key in HOW},
-    } for name, told in facts.items()]
+        **{key: card_facts(name).get(key) for key in HOW},
+    } for name in sorted({*zoo_counts(), *checksums()})]
     return [row for row in rows if row['paper'] or row['report'] or row['here']]
 
 
@@ -126,11 +118,11 @@ def billions(n: int) -> str:
 
 
 def table(lines: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
-    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # tables would be 15 columns wider
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # else tables are 15 columns wider
     try:
         return tabulate.tabulate(
             lines, headers='keys', tablefmt=tablefmt, disable_numparse=True,
-            colalign=['left' if header in WORDS else 'right' for header in lines[0]])
+            colalign=['left', *['right'] * (len(lines[0]) - 1)])
     finally:
         tabulate.MIN_PADDING = padding
 
@@ -155,11 +147,11 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
         lines = [{key: cell for key, cell in line.items() if key not in empty} for line in lines]
         texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines))
     explanation = (
-        'FLOPs: 2 x multiply-adds of Linear and Conv2d for one 3 x 32 x 32 image, as in the paper; timm-selfconv list '
-        "adds attention, and its --json explicit attention maps and fvcore's count. Accuracy here: the shipped weights "
-        'on all 10,000 test images, - without weights. Published: after 300 epochs (pruned nets: 100 more); the report '
-        'measured in training mode (dropout on) and at the best epoch on the test split. ms: wall time of one image on '
-        'a GPU.')
+        'FLOPs: 2 x multiply-adds of Linear and Conv2d for one 3 x 32 x 32 image, as in the paper. timm-selfconv list '
+        "includes attention; with --json it also counts explicit attention maps and gives fvcore's count. Accuracy "
+        'here: the weights of pretrained=True on all 10,000 test images. Published: after 300 epochs (pruned nets: 100 '
+        'more). The report measured with dropout on and chose the best epoch on the test split. ms: time of one image '
+        'on a GPU.')
     texts += ['\n'.join(textwrap.fill(f'[{i}] {note}', 100) for i, note in enumerate(notes, 1)),
               textwrap.fill(explanation, 100)]
     return '\n\n'.join(texts)
@@ -174,26 +166,25 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
     } for row in rows], tablefmt)
 
 
-def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple', wide: bool = False) -> str:
-    """Format :func:`results_rows` in one of tabulate's formats ('github' for Markdown); ``wide`` adds columns."""
+def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
+    """Format the rows of :func:`results_rows` with weights from labels only, or none, like :func:`format_zoo`."""
     return table([{
-        'name': row['name'], 'paper': shown(row['paper'], '.3f'), 'report': shown(row['report'], '.3f'),
-        'here': shown(row['here'], '.4f'), 'teacher': shown(row['here'] and (row['teacher'] or 'none')),
-        **({'begun in': shown(row['initialised_from'])} if wide else {}),
-        **{key: shown(row[key]) for key in (HOW if wide else ['epochs'])},
-    } for row in rows], tablefmt)
+        'name': row['name'], 'parameters': f"{row['parameters']:,}", 'paper': shown(row['paper'], '.3f'),
+        'report': shown(row['report'], '.3f'), 'here': shown(row['here'], '.4f'), 'epochs': shown(row['epochs']),
+    } for row in rows if '.' not in row['name']], tablefmt)
 
 
 def replace_table(readme: Path, text: str) -> None:
-    """Replace the table of a README with the first column ``name``."""
+    """Replace the table that begins with the column ``name``."""
     changed = re.sub(r'^\| name (.*\n\|)*.*', lambda _: text, readme.read_text(), flags=re.MULTILINE)
     replace_file(readme, lambda file: file.write_text(changed))
 
 
-if __name__ == '__main__':  # in a checkout: updates the stored counts and the READMEs' tables
+if __name__ == '__main__':  # in a checkout: update the stored counts and the tables of the READMEs
     from timm_selfconv.models import zoo_names
 
     lines = ',\n'.join(f'  "{name}": {json.dumps(live_counts(name))}' for name in tqdm(zoo_names()))  # a net a line
     replace_file(COUNTS, lambda file: file.write_text(f'{{\n{lines}\n}}\n'))
     replace_table(COUNTS.parents[2] / 'README.md', format_zoo([row for row in zoo_rows() if row['weights']], 'github'))
-    replace_table(COUNTS.with_name('README.md'), format_results(results_rows(), 'github', wide=True))
+    results = [row for row in results_rows() if row['here']]
+    replace_table(COUNTS.with_name('README.md'), format_results(results, 'github'))

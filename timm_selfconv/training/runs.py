@@ -71,7 +71,7 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
     taught = dict.fromkeys([*teachers(origin), *filter(None, [args.kd_model_name])])
     return {
         'recipe': recipe,
-        'script': 'python -m timm_selfconv.train',
+        'script': 'timm-selfconv train',
         'arguments': ' '.join(overrides if whole else [*overrides, f'--batches {batches}']) or 'none',
         'epochs': epochs if whole else f'{epochs * training.share:.1f}',
         'images': None if whole else

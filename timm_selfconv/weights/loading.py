@@ -9,6 +9,7 @@ from huggingface_hub.utils import LocalEntryNotFoundError, RepositoryNotFoundErr
 from timm.models import PretrainedCfg
 
 from timm_selfconv.files import sha256
+from timm_selfconv.version import __version__
 from . import checksums, weights_path
 
 __all__ = [
@@ -16,7 +17,7 @@ __all__ = [
 
 WEIGHTS_FILE = 'model.safetensors'  # on the Hub
 OWNER = os.environ.get('TIMM_SELFCONV_HUB', 'timm-selfconv')
-REVISION = 'v0.2.0'  # the tag of each repository that belongs to this version of the package
+REVISION = f'v{__version__.partition(".dev")[0]}'  # tag of this version in each repository
 
 
 def hub_id(name: str) -> str:

@@ -63,13 +63,16 @@ def save_folder(model: nn.Module, folder: Union[str, Path]) -> None:
         write_net(model, temporary)
 
 
-PAPER = '[Cordonnier, Loukas and Jaggi (2020)](https://arxiv.org/abs/1911.03584)'
-SUMMARIES = {
-    'convolution': f'The convolutional baseline of {PAPER}.',
-    'self-attention': f'Self-attention on pixels, which can express any convolution: {PAPER}, or its hierarchical '
-                      'successors, Varma T and Prabhu (2021).',
-}
-CREATE = """
+# rows of the first table of a card; the other rows are about the training
+NET_ROWS = (
+    'input', 'classes', 'parameters', 'multiply-adds', 'test accuracy', 'validation accuracy', 'published accuracy',
+    'license')
+CREATE = """## Use
+
+```bash
+pip install timm_selfconv
+```
+
 ```python
 import timm
 import timm_selfconv  # registers the model
@@ -85,6 +88,7 @@ from timm.data import create_transform, resolve_data_config
 transform = create_transform(**resolve_data_config({}, model=model))
 image = transform(Image.open('cat.jpg').convert('RGB'))[None]
 probabilities = model(image).softmax(-1)[0]
+print(model.pretrained_cfg['label_names'][probabilities.argmax()])
 features = model.forward_intermediates(image, intermediates_only=True)  # a feature map per layer or stage
 ```
 """
@@ -95,28 +99,64 @@ timm-selfconv explore {name} cat.jpg --output explorer.html
 """
 
 
+def table(facts: Dict[str, Any]) -> str:
+    rows = [f'| {key} | {value} |\n' for key, value in facts.items() if value not in (None, '')]
+    return ''.join(['| | |\n|---|---|\n', *rows, '\n']) if rows else ''
+
+
+def limits(accuracy: float, images: int, facts: Dict[str, Any]) -> str:
+    """The section of a card about limits of the net and of its accuracy."""
+    points = 196 * (accuracy * (1 - accuracy) / images) ** 0.5
+    lines = [
+        'It knows only the classes above, and assigns one to every image.',
+        'Larger images are scaled down to its input size; it was not tested on other sizes.',
+        f'The 95 % confidence interval of the test accuracy is ±{points:.1f} points. It does not include the variation '
+        'between training runs.']
+    if 'phases' in facts:
+        lines.append('Training continued after the test accuracy of earlier phases was known.')
+    if any(facts.get(key, 'none') != 'none' for key in ('teacher', 'initialised from')):
+        lines.append('It had help from another net, so its accuracy is not evidence of learning from labels alone.')
+    return '\n## Limits\n\n' + ''.join(f'- {line}\n' for line in lines)
+
+
 def card_text(
-        name: str, summary: str, facts: Dict[str, Any], create: str, tags: Sequence[str] = (), **data: Any) -> str:
-    """A model card in the Hub's format; `create` has the arguments of timm.create_model."""
+        name: str, summary: str, facts: Dict[str, Any], create: str, tags: Sequence[str] = (), more: str = '',
+        **data: Any,
+) -> str:
+    """A model card in the Hub's format.
+
+    Args:
+        name: Title of the card.
+        summary: Sentence about the net.
+        facts: Rows of the tables of net and training; ``arguments`` become a code block.
+        create: Arguments of timm.create_model.
+        tags: Tags of the metadata.
+        more: Text between the code that creates the net and the section about the training.
+        data: Other metadata, for huggingface_hub.ModelCardData.
+    """
     task = 'image-classification'
     metadata = ModelCardData(
         library_name='timm', pipeline_tag=task, tags=[task, 'timm', 'timm_selfconv', *tags], **data)
-    rows = '\n'.join(f'| {key} | {value} |' for key, value in facts.items() if value not in (None, ''))
-    table = f'| | |\n|---|---|\n{rows}\n'
-    return f'---\n{metadata.to_yaml()}\n---\n\n# {name}\n\n{summary}\n\n{table}{CREATE.format(create=create)}'
+    net = table({key: facts.get(key) for key in NET_ROWS})
+    training = table({key: fact for key, fact in facts.items() if key not in (*NET_ROWS, 'arguments')})
+    if facts.get('arguments'):
+        training += f"Arguments of the recipe:\n\n```text\n{facts['arguments']}\n```\n"
+    return (f'---\n{metadata.to_yaml()}\n---\n\n# {name}\n\n{summary}\n\n{net}{CREATE.format(create=create)}{more}'
+            + (training and f'\n## Training\n\n{training.rstrip()}\n'))
 
 
 def model_card(
-        name: str, accuracy: float, images: int, facts: Dict[str, str],
+        name: str, summary: str, accuracy: float, images: int, facts: Dict[str, str],
         measured_on: Optional[str] = None, file: Optional[str] = None,
 ) -> str:
     """The model card of weights of the zoo, with the Hub's metadata.
 
     Args:
         name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
+        summary: Sentence about the net.
         accuracy: Measured accuracy, between 0 and 1.
         images: Number of images in the measurement.
-        facts: Facts about the training (recipe, epochs, seed, hardware, ...), one table row each.
+        facts: See :func:`card_text`.
         measured_on: Description of the images; by default the CIFAR-10 test split, which the metadata names too.
         file: Weight file for the card's snippet; by default it loads the weights by tag.
     """
@@ -127,11 +167,10 @@ def model_card(
         data.update(datasets=['uoft-cs/cifar10'], model_name=name, eval_results=[result])
     kind = 'convolution' if name.startswith('resnet') else 'self-attention'
     create = f"'{tagged_name(name)}', pretrained=True"
-    if file is not None:  # of a tag that may not be registered
+    if file is not None:  # the tag may not be registered
         create = f"'{name.partition('.')[0]}', pretrained=True, pretrained_cfg_overlay=dict(file='{file}')"
     measured = f"({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, in eval mode)"
-    summary = (f'{SUMMARIES[kind]} One of the nets of timm_selfconv for '
-               '[timm](https://github.com/huggingface/pytorch-image-models).')
-    facts = {**facts, 'test accuracy': f'{accuracy:.4f} {measured}'}
+    facts = {**facts, 'test accuracy': f'{accuracy:.4f} {measured}', 'license': LICENSE}
     explore = EXPLORE.format(name=tagged_name(name)) if kind == 'self-attention' and file is None else ''
-    return card_text(name, summary, facts, create, (kind, 'cifar10'), **data) + CLASSIFY + explore
+    more = CLASSIFY + explore + limits(accuracy, images, facts)
+    return card_text(name, summary, facts, create, (kind, 'cifar10'), more, **data)
