@@ -7,8 +7,7 @@ import timm
 import torch
 import torch.nn as nn
 import torchvision
-from hypothesis import given, settings, strategies as st
-from timm.layers import Conv2dSame
+from timm.layers import BlurPool2d, Conv2dSame, StdConv2d
 
 from timm_selfconv.theory import ConvAttention, conv_to_attention, convs_to_attention
 from tiny_nets import noise
@@ -47,8 +46,6 @@ def convolutions(model):
 @pytest.mark.slow
 @pytest.mark.parametrize('net,size,convs,heads', [
     ('resnet18', (64, 64), 20, 49 + 16 * 9 + 3),
-    ('resnet18_cifar', (32, 32), 20, 17 * 9 + 3),
-    ('convnext_atto', (64, 64), 40, None),
     ('tf_mobilenetv3_small_minimal_100', (65, 65), 35, None),  # Conv2dSame, on an odd side
     ('mixnet_s', (64, 64), 123, None),  # MixedConv2d, kernels up to 11 x 11
     (torchvision.models.shufflenet_v2_x0_5, (64, 64), 56, None),
@@ -98,14 +95,12 @@ def test_the_net_is_left_alone_and_everything_else_kept():
     assert model[1].weight.any()
 
 
-@settings(deadline=None, max_examples=10)
-@given(
-    st.sampled_from([('layer4', 'layer4'), (['layer1.*.conv2', 'layer3'], r'layer1\.\d\.conv2|layer3\.'),
-                     (lambda name, conv: conv.kernel_size == (1, 1), r'.*downsample\.0'), (None, '')]),
-    st.sampled_from([0, 4]), st.floats(1., 40.))
-def test_chosen_convolutions_within_the_bound_of_alpha(chosen, content, alpha):
+@pytest.mark.parametrize('where,pattern,alpha,content', [
+    (['layer1.*.conv2', 'layer3'], r'layer1\.\d\.conv2|layer3\.', 3., 4),
+    (lambda name, conv: conv.kernel_size == (1, 1), r'.*downsample\.0', 1., 0), (None, '', 30., 0)])
+def test_chosen_convolutions_within_the_bound_of_alpha(where, pattern, alpha, content):
     """A head gives its tap at least the square of (1 + 2 sum_k exp(-alpha k^2))^-1, a factor for each axis."""
-    (where, pattern), model = chosen, MODEL.double()
+    model = copy.deepcopy(MODEL).double()
     attention, report = convs_to_attention(model, where, alpha, content, input_size=(3, 16, 16))
     layers = {n: (m, attention.get_submodule(n)) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
     assert {n for n, (_, m) in layers.items() if isinstance(m, ConvAttention)} == {
@@ -142,14 +137,13 @@ def test_nets_may_return_anything_and_read_a_convolution_s_weight():
 
 
 def test_a_function_chooses_among_modules_only():
-    """Blur pooling, which convolves by a function, is left."""
-    net = timm.create_model('resnetblur18', device='meta')
-    _, report = convs_to_attention(
-        timm.create_model('resnetblur18'), lambda name, conv: conv.kernel_size == (3, 3), input_size=(3, 64, 64))
-    assert report.convs == sum(conv.kernel_size == (3, 3) for conv in convolutions(net)) == 16
+    """Blur pooling, which calls a function, stays."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4), nn.Conv2d(4, 4, 1))
+    attention, report = convs_to_attention(net, lambda name, conv: conv.kernel_size == (3, 3), input_size=(3, 8, 8))
+    assert report.convs == 1 and [type(m) for m in attention] == [ConvAttention, BlurPool2d, nn.Conv2d]
 
 
-@pytest.mark.parametrize('where', ['layer9', [], ['layer2', 'layr3'], lambda name, conv: False])
+@pytest.mark.parametrize('where', [[], ['layer2', 'layr3'], lambda name, conv: False])
 def test_somewhere_there_must_be_convolutions(where):
     with pytest.raises(ValueError, match=r'has no convolutions in where=.*, but in conv1, layer1\.0\.conv1'):
         convs_to_attention(MODEL, where)
@@ -185,9 +179,8 @@ def twice_the_weight():
 
 
 @pytest.mark.parametrize('build,match', [
-    (lambda: timm.create_model('resnetv2_50x1_bit'), "'stem.conv': conv=StdConv2d: has a forward of its own"),
-    (lambda: timm.create_model('efficientnet_cc_b0_4e'), 'convolves by functions.*blocks.4.0.conv_pw'),
-    (lambda: timm.create_model('resnetblur18'), r'convolves by functions.*in maxpool\.1, layer2\.0\.aa'),
+    (lambda: nn.Sequential(StdConv2d(3, 3, 3)), "'0': conv=StdConv2d: has a forward of its own"),
+    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4)), 'convolves by functions.* in 1; where'),
     (lambda: nn.Sequential(nn.Conv2d(3, 3, 3), nn.ConvTranspose2d(3, 3, 3)), "'1': conv=ConvTranspose2d: needs an"),
     (twice_the_weight, "convolution '0' shares parameters"),
     (nn.Flatten, 'model=Flatten: has no convolutions'),

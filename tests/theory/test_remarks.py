@@ -53,7 +53,7 @@ def test_gaussians_of_equal_width_suffice_the_better_the_narrower(sigma, publish
     assert closed_form(profile) == pytest.approx(published, abs=5e-4)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(st.sets(st.sampled_from([tuple(tap) for tap in tap_offsets(3).tolist()]), min_size=1))
 def test_a_sparse_set_of_shifts_is_each_convolution_with_these_taps(taps):
     maps = shift_maps(sorted(taps))
@@ -61,7 +61,7 @@ def test_a_sparse_set_of_shifts_is_each_convolution_with_these_taps(taps):
     assert conv_residual(maps, 3).shared == pytest.approx(1 - len(taps) / 9)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(st.integers(1, 9), st.integers(0, 2 ** 20))
 def test_mixtures_suffice_if_there_are_as_many_as_taps(heads, seed):
     mixture = torch.rand(heads, 9, generator=torch.Generator().manual_seed(seed)).double()

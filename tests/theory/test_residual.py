@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from head_maps import random_maps, shift_maps
 from timm_selfconv.theory import at_taps, conv_residual, conv_to_attention, interior, tap_offsets
 
-KERNELS = [1, 2, 3, 4, (1, 3), (3, 2), (2, 5)]
+KERNELS = [2, 3, (1, 3), (3, 2)]
 
 
 def taps(kernel_size):
@@ -65,7 +65,7 @@ def test_taps_lie_where_torch_s_same_padding_puts_them(kernel_size):
         assert (found == tap_offsets(kernel_size)[:, axis, None, None]).all()
 
 
-@pytest.mark.parametrize('kernel_size,heads', list(zip(KERNELS, [1, 4, 9, 2, 5, 9, 3])))
+@pytest.mark.parametrize('kernel_size,heads', list(zip(KERNELS, [4, 9, 5, 3])))
 def test_residuals_are_those_of_least_squares(heads, kernel_size):
     maps = random_maps(heads, 5, 6)
     result, (per_query, layer, shared) = conv_residual(maps, kernel_size), loop_residuals(maps, kernel_size)
@@ -74,7 +74,7 @@ def test_residuals_are_those_of_least_squares(heads, kernel_size):
     assert result.shared == pytest.approx(shared, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2 ** 20), st.sampled_from([2, 3, (1, 3)]), st.integers(0, 2))
 def test_lemma_3_no_head_needs_to_be_a_tap(seed, kernel_size, extra):
     """Blends of the taps that span them all do as well, and heads that look elsewhere do no harm."""
@@ -130,7 +130,6 @@ def test_theorem_1_a_converted_convolution_expresses_every_other(kernel_size):
     ((4, 5, 4, 5), 3, 'needs an axis of heads'),
     ((9, 4, 5, 4, 5), 5, 'kernel_size=5: needs a kernel that fits in a grid of 4 x 5'),
     ((9, 4, 5, 4, 5), 0, 'kernel_size=0: needs a positive integer'),
-    ((9, 4, 5, 4, 5), (3, 3, 3), r'kernel_size=\(3, 3, 3\): needs a positive integer'),
 ])
 def test_bad_input_is_named(shape, kernel_size, match):
     with pytest.raises(ValueError, match=match):

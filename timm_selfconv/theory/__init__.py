@@ -1,13 +1,13 @@
 """The theorem as code.
 
-- conv_to_attention: Theorem 1, one convolution or a net's convolutions as attention.
-- line_encoding: Theorem 1 by an encoding of two dimensions.
+- conv_to_attention: one convolution, or the convolutions of a net, as attention (Theorem 1).
+- line_encoding: Theorem 1 with an encoding of two dimensions.
 - attention_to_conv: the convolution nearest to an attention layer.
-- learned_kernels: the convolution that a layer learned, offset by offset; shifts: its heads as shifts of the image.
-- inclusion: a net as the richer net that computes the same.
+- learned_kernels: the convolution that a layer learned; shifts: heads as shifts of the image.
+- inclusion: a net as a richer net with the same logits.
 - gaussians: heads as Gaussians around the query.
-- residual: how far a layer is from expressing every convolution (Lemmas 1 and 3); head_statistics: what heads do.
-- pruning: nets without their degenerate heads (appendix E); merging: fewer heads that do what more did.
+- residual: distance of a layer from every convolution (Lemmas 1 and 3); head_statistics: statistics of heads.
+- pruning: removal of degenerate heads (appendix E); merging: pruning with a fit of the other heads.
 - fusing: nets for inference.
 """
 from timm_selfconv.layers import ConvAttention

@@ -1,12 +1,12 @@
 """From attention to convolution: the Conv2d nearest to a layer that attends by position only.
 
-Such a head attends to the same offsets from every pixel. It is a convolution with one channel matrix for all taps, and
-a layer is the sum of its heads. At the border the two differ: the softmax has no pixels outside to attend to.
+Each head is a convolution with one channel matrix for all taps, except at the border, where softmax has fewer keys.
 """
 import copy
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, Dict, Literal, Optional, Tuple, Union
+from typing import Any, Literal, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -22,21 +22,19 @@ from timm_selfconv.models import SelfAttentionNet
 __all__ = ['ConvReport', 'ConvNhwc', 'attention_to_conv', 'head_kernels', 'reparameterizable']
 
 PaddingMode = Literal['zeros', 'reflect', 'replicate', 'circular']
-MASS = 0.999  # share of every head's attention that the kernel of the default size holds
+MASS = 0.999  # share of every head's attention inside a kernel of the default size
 
 
 @dataclass(frozen=True)
 class ConvReport:
     """Distance between a convolution and the attention that it replaces.
 
-    An error is the norm of the difference, divided by the norm of the attention's output without its bias.
-
     Attributes:
         kernel_size: Size of the kernel along each axis.
-        mass: Share of each head's attention inside the kernel, of all offsets on the grid. A learned encoding counts
-            the offsets from the central query.
-        interior_error: Relative error at pixels with the whole kernel inside the grid, None without such pixels.
-        border_error: Relative error at the other pixels, None without such pixels.
+        mass: Share of each head's attention inside the kernel; learned encodings use the central query.
+        interior_error: Relative error, without the bias, where the whole kernel is on the grid; None without such
+            pixels.
+        border_error: The same for the other pixels.
     """
     kernel_size: Tuple[int, ...]
     mass: Tuple[float, ...]
@@ -55,20 +53,17 @@ def check_position_only(attn: nn.Module) -> SelfAttention2d:
 def head_kernels(attn: nn.Module, kernel_size: Tuple[int, int]) -> torch.Tensor:
     """Softmax of each head over the offsets of a kernel.
 
-    The weights inside the kernel are scaled to sum to one, as in attention. Unscaled weights would be the least squares
-    solution for white inputs, but hidden states have a mean, and scaled weights keep it: the error of a trained net is
-    much smaller.
-
     Args:
         attn: A :class:`SelfAttention2d` with the position term only.
         kernel_size: Rows and columns, odd.
 
     Returns:
-        One kernel per head, float64, shape (heads, rows, columns).
+        One kernel per head, which sums to 1, float64, shape (heads, rows, columns).
 
     Raises:
-        ValueError: If the layer looks at content, or a learned encoding has no such offsets.
+        ValueError: If the layer attends by content, or a learned encoding has no such offsets.
     """
+    # weights that sum to 1 keep the mean of the inputs; the least squares solution for white inputs does not
     reach = kernel_size[0] // 2, kernel_size[1] // 2
     rows, cols, cross = check_position_only(attn).encoding.offset_tables(reach[0] + 1, reach[1] + 1)
     d1, d2 = (torch.arange(-n, n + 1) for n in reach)
@@ -102,10 +97,7 @@ def relative_errors(
 
 
 def conv_attention_to_conv(attn: ConvAttention, inputs: Optional[torch.Tensor]) -> Tuple[Conv, ConvReport]:
-    """The convolution nearest to a :class:`ConvAttention`: each head shares its values by its softmax over the taps.
-
-    Padded pixels are keys too, so all pixels are interior.
-    """
+    """The convolution nearest to a :class:`ConvAttention`. Padded pixels are keys, so all pixels are interior."""
     if attn.content:
         raise ValueError(f'attn: a ConvAttention with content={attn.content} is no convolution')
     double = copy.deepcopy(attn).cpu().double()  # not every device has float64
@@ -143,29 +135,22 @@ def attention_to_conv(
 ) -> Tuple[Conv, ConvReport]:
     """The convolution nearest to a layer that attends by position only.
 
-    The kernel of each head (:func:`head_kernels`) is multiplied by its value matrix and the projection; the sum over
-    heads is the weight.
+    Its weight is the sum over heads of the kernel (:func:`head_kernels`) times the value matrix and the projection.
 
     Args:
-        attn: A :class:`SelfAttention2d` with the position term only, used without its dropout. Or a
-            :class:`ConvAttention`, which has a kernel size and padding of its own and takes ``inputs`` only.
-        kernel_size: Side, or rows and columns, of the kernel, odd. The default is the smallest square that holds 99.9 %
-            of every head's attention, at most as large as the grid.
-        grid_size: Rows and columns of the images. The default is the size of the inputs or of a learned encoding, else
-            16 x 16.
+        attn: A :class:`SelfAttention2d` with the position term only, or a :class:`ConvAttention` (only ``inputs``).
+        kernel_size: Side, or rows and columns, odd. Default: the smallest square with 99.9 % of every head's attention,
+            at most the grid.
+        grid_size: Rows and columns of the images. Default: from the inputs or a learned encoding, else 16 x 16.
         inputs: Inputs to measure errors on, shape (B, H, W, dim), or channels first for a :class:`ConvAttention`.
-            White noise by default.
-        padding_mode: Padding mode of the Conv2d. The default is 'replicate' for quadratic encodings, because a Gaussian
-            centred outside the image attends to the nearest pixel inside, and 'reflect' for learned ones, which
-            changes a trained net less.
+            Default: white noise.
+        padding_mode: Default: 'replicate' for quadratic encodings, 'reflect' for learned ones.
 
     Returns:
-        The convolution, channels first, in the layer's dtype and device, which keeps height and width; and its distance
-        from the attention, computed in float64.
+        The convolution, channels first, in the layer's dtype and device, and its distance from the attention.
 
     Raises:
-        ValueError: If the layer looks at content, an argument is out of range, or its Linear layers are adapted or
-            hooked.
+        ValueError: If the layer attends by content, an argument is out of range, or a Linear is adapted or hooked.
     """
     if isinstance(attn, ConvAttention):
         if (kernel_size, grid_size, padding_mode) != (None, None, None):
@@ -192,7 +177,7 @@ def attention_to_conv(
     if any(side % 2 == 0 or not 1 <= side <= limit for side, limit in zip(kernel, largest)):
         raise ValueError(f'kernel_size={kernel_size}: needs odd numbers up to {largest} on a grid of {grid_size}')
 
-    double = SelfAttention2d.fuse(copy.deepcopy(attn).cpu().double())  # its own fuse makes this convolution
+    double = SelfAttention2d.fuse(copy.deepcopy(attn).cpu().double())  # a reparameterizable layer has another fuse
     value = double.value.weight.detach().view(attn.dim, attn.num_heads, attn.dim)
     weight = torch.einsum('ohc,hij->ocij', value, head_kernels(attn, kernel))
     if padding_mode is None:
@@ -219,12 +204,8 @@ class ConvNhwc(nn.Module):
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-class ReparameterizableAttention2d(SelfAttention2d):
-    """Attention that `timm.models.reparameterize_model` replaces by its convolution; see :func:`reparameterizable`."""
-    conv_args: Dict[str, Any]
-
-    def fuse(self) -> ConvNhwc:  # type: ignore[override]  # timm calls it without arguments
-        return ConvNhwc(attention_to_conv(self, **self.conv_args)[0]).train(self.training)
+def as_conv(attn: nn.Module, **kwargs: Any) -> ConvNhwc:
+    return ConvNhwc(attention_to_conv(attn, **kwargs)[0]).train(attn.training)
 
 
 def reparameterizable(
@@ -232,18 +213,18 @@ def reparameterizable(
         kernel_size: Optional[int] = None,
         padding_mode: Optional[PaddingMode] = None,
 ) -> SelfAttentionNet:
-    """Make a net whose layers timm's `reparameterize_model` replaces by the convolutions nearest to them.
+    """Copy a net so that timm's `reparameterize_model` replaces its attention by the nearest convolutions.
 
     Args:
-        model: A :class:`SelfAttentionNet`, which stays unchanged. Layers that look at content stay attention.
+        model: A :class:`SelfAttentionNet`, which stays unchanged. Layers that attend by content stay attention.
         kernel_size: Side of the kernels; see :func:`attention_to_conv`.
-        padding_mode: Padding beyond the border; see :func:`attention_to_conv`.
+        padding_mode: See :func:`attention_to_conv`.
 
     Returns:
-        A copy of the net.
+        The copy.
 
     Raises:
-        ValueError: If it is another kind of net, or none of its layers attends by position only.
+        ValueError: If it is another kind of net, or has no layer that attends by position only.
     """
     if not isinstance(model, SelfAttentionNet):
         raise ValueError(f'model={type(model).__name__}: needs a SelfAttentionNet')
@@ -252,11 +233,9 @@ def reparameterizable(
         height, width = get_model_input_config(model)['input_size'][1:]
         grid_size = height // model.patch_size, width // model.patch_size
     model = copy.deepcopy(model)
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d) and m.terms == ('position',)]
+    layers: Any = [m for m in model.modules() if isinstance(m, SelfAttention2d) and m.terms == ('position',)]
     if not layers:
         raise ValueError("model: all layers look at content, which no convolution does; needs terms=('position',)")
-    for attn in layers:
-        attn.__class__ = ReparameterizableAttention2d
-        assert isinstance(attn, ReparameterizableAttention2d)
-        attn.conv_args = dict(kernel_size=kernel_size, grid_size=grid_size, padding_mode=padding_mode)
+    for attn in layers:  # timm calls fuse(); a deep copy of the layer copies the partial with it
+        attn.fuse = partial(as_conv, attn, kernel_size=kernel_size, grid_size=grid_size, padding_mode=padding_mode)
     return model

@@ -1,8 +1,7 @@
 """From convolutions to attention: Theorem 1 of the paper, for one convolution or all convolutions of a net.
 
-Lemma 1: a convolution is attention with one head for each kernel tap, which attends to the pixel at the tap's offset
-and has the tap's weights as values. Lemma 2: the quadratic encoding reaches this in the limit of sharp Gaussians.
-Padded pixels are keys, a stride keeps some of the queries, and a dilation moves the heads apart.
+Lemma 1: a convolution is attention with one head per kernel tap. The head attends to the tap's offset, and its values
+are the tap's weights. Lemma 2: the quadratic encoding reaches this in the limit of sharp Gaussians.
 """
 import copy
 from collections import Counter
@@ -53,26 +52,22 @@ def check_conv(conv: nn.Module) -> Conv:
 def conv_to_attention(conv: nn.Module, alpha: float = 46., content: int = 0) -> ConvAttention:
     """Convert a convolution to self-attention by Theorem 1 of the paper.
 
-    Lemma 2 is a limit, alpha to infinity. A head gives each of the 2 K nearest pixels ``exp(-alpha)`` of the attention
-    that its tap gets, so an output differs by about ``2 K exp(-alpha)`` of the largest pixel. Rounding (eps / 2) hides
-    this from ``alpha = ln(4 K / eps)`` on: for K = 3 7.4 in bfloat16, 9.5 in float16, 18.5 in float32 and 38.6 in
-    float64. The default, 46, leaves 6e-20. The paper derives 46 for float32 from the smallest positive number, 1e-45,
-    but ``exp(-46)`` is 1e-20: other pixels get exactly zero from ``alpha = 104`` on, and from 746 in float64. This
-    matters only where pixels differ by a factor of 1e10 or more.
+    With K axes an output differs by about ``2 K exp(-alpha)`` of the largest pixel, which is below float64's rounding
+    from alpha = 39 on. (The paper derives 46 from float32's smallest positive number.)
 
     Args:
         conv: An nn.Conv1d, Conv2d or Conv3d, which stays unchanged.
-        alpha: Inverse width of the heads' Gaussians, ``-alpha |delta - Delta|^2``, in 1 / pixels^2: at most 1e9 in
-            float16 and 8e37 in bfloat16 and float32, where scores are finite.
-        content: Channels of queries and keys that let heads learn to look at content (equation 8), 0 for none. Queries
-            start at zero, so that the function is the same. For convolutions with two axes and one group.
+        alpha: Sharpness of the heads' scores ``-alpha |delta - Delta|^2`` (Lemma 2), in 1 / pixels^2: at most 1e9 in
+            float16 and 8e37 in bfloat16 and float32.
+        content: Channels of queries and keys for the content term of equation (8), 0 for none. Queries start at zero,
+            so the function is the same. For convolutions with two axes and one group.
 
     Returns:
         The attention, in the convolution's mode, dtype and device; frozen parameters stay frozen.
 
     Raises:
-        ValueError: If it is another kind of module, or computes more than a convolution with its weight (lazy,
-            parametrized, pruned, hooked, a subclass with a forward of its own), or an argument is out of range.
+        ValueError: If the module is no plain convolution (lazy, parametrized, pruned, hooked, with another
+            forward), or an argument is out of range.
     """
     conv = check_conv(conv)
     dtype = conv.weight.dtype
@@ -86,15 +81,13 @@ def conv_to_attention(conv: nn.Module, alpha: float = 46., content: int = 0) -> 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """A net before and after its convolutions became attention.
-
-    Both nets get one input, noise of variance 1, in eval mode. FLOPs are torch's FlopCounterMode's: 2 x multiply-adds
-    of convolutions and matrix products.
+    """Costs and error of a net after its convolutions became attention.
 
     Attributes:
-        convs: Convolutions replaced; one that a net uses twice counts once.
-        heads: Heads of all replacements.
-        error: Norm of the difference of the outputs, divided by the norm of the first net's output.
+        convs: Number of convolutions replaced.
+        heads: Number of heads in their place.
+        flops_before: Twice the multiply-adds of convolutions and matrix products (torch's FlopCounterMode), one input.
+        error: Relative error of the output in eval mode for noise of variance 1.
     """
     convs: int
     heads: int
@@ -163,24 +156,21 @@ def convs_to_attention(
 ) -> Tuple[nn.Module, ConversionReport]:
     """Replace convolutions of a net, all or some, by attention; see :func:`conv_to_attention`.
 
-    Heads of a net that trains on must be able to move: at ``alpha=3`` a head gives its tap 0.83 of its attention, and
-    its neighbours the rest. The report has the error on noise; on images, which are smooth, it is smaller.
-
     Args:
         model: A net with nn.Conv1d, Conv2d, Conv3d or timm's Conv2dSame modules, which stays unchanged.
         where: Convolutions to replace: names or patterns of the convolution or of a module that holds it
-            (``'layer4'``, ``['layer3', 'layer4.*.conv2']``), or a function of a name and a module; by default all.
-        alpha: Inverse width of the heads' Gaussians.
-        content: Channels of queries and keys that let heads learn to look at content; 0 for none.
-        input_size: Size of one input, for example (channels, height, width), for the report; by default the one in the
-            net's timm configuration, or 3 x 224 x 224.
+            (``'layer4'``, ``['layer3', 'layer4.*.conv2']``), or a function of a name and a module. Default: all.
+        alpha: Sharpness of the heads. At 3, a start for training, a head gives its tap 0.83 of its attention.
+        content: Channels of queries and keys for a content term; 0 for none.
+        input_size: Size of one input for the report, for example (channels, height, width). Default: from the net's
+            timm configuration, or 3 x 224 x 224.
 
     Returns:
-        A copy of the net with attention, and a report of its costs and error.
+        A copy of the net with attention, and a report.
 
     Raises:
-        ValueError: If no convolution is chosen, a name or pattern matches none, or one can't be replaced: transposed,
-            with a forward of its own (weight standardisation), with shared weights, or called as a function.
+        ValueError: If no convolution is chosen, a pattern matches none, or one is no plain module: transposed, with
+            another forward (weight standardisation), with shared weights, or called as a function.
     """
     if input_size is None:
         input_size = get_model_input_config(model)['input_size']

@@ -1,8 +1,4 @@
-"""Nets for inference: the second Linear of an attention layer becomes part of its values.
-
-A layer returns ``P (sum_h A_h x W_h + b) + p``, and ``P W_h`` is one matrix. timm's ConViT gets exact attention without
-maps, and can be trained.
-"""
+"""Nets for inference: the second Linear of each attention layer is folded into its values."""
 import copy
 
 import torch.nn as nn
@@ -16,18 +12,16 @@ __all__ = ['fuse']
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """Copy a net for inference; its logits are equal to rounding.
+    """Copy a net for inference; the logits are equal to rounding. See :meth:`SelfAttention2d.fuse`.
 
-    In every attention layer the Linear after the value product is folded into it, see :meth:`SelfAttention2d.fuse`. A
-    copy of timm's ConViT, ``convit_*``, makes no attention map for positions and takes images of any size, see
-    :class:`timm_selfconv.models.FusedConVit`. It keeps its mode, parameters and their names, so it can be trained, and
-    weights load both ways.
+    A copy of timm's ConViT keeps its parameters and mode, can be trained, and takes images of any size; see
+    :class:`timm_selfconv.models.FusedConVit`.
 
     Args:
-        model: A net with :class:`SelfAttention2d` layers, also one for features, or timm's ConViT. It stays unchanged.
+        model: A net or layer with :class:`SelfAttention2d`, or timm's ConViT. It stays unchanged.
 
     Returns:
-        The copy: in eval mode, with frozen parameters, except for a ConViT.
+        The copy, in eval mode with frozen parameters, except for a ConViT.
 
     Raises:
         ValueError: If the net has no such layers, or folded layers are adapted or hooked.

@@ -1,4 +1,4 @@
-"""Heads as Gaussians around the query: exactly what quadratic ones are, mean and covariance of other positions."""
+"""Heads as Gaussians around the query: exact for quadratic encodings, mean and covariance for learned ones."""
 from dataclasses import dataclass
 from typing import Any, List, Optional, Tuple
 
@@ -9,7 +9,7 @@ from timm_selfconv.layers import ConvAttention, QuadraticEncoding, SelfAttention
 
 __all__ = ['Blobs', 'encoding_blobs', 'position_blobs']
 
-FLATTEST = 1e-8  # precision, in 1 / pixels^2, below which a head has none
+FLATTEST = 1e-8  # least precision, in 1 / pixels^2: a standard deviation of 10,000 pixels
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,21 @@ class Blobs:
 
 
 def position_encodings(model: nn.Module) -> List[Any]:
-    """The encodings of a net that attends by relative position only, else none."""
+    """Encodings of a net that attends by position only, else an empty list."""
     layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
     return [layer.encoding for layer in layers] if all(layer.terms == ('position',) for layer in layers) else []
 
 
 def gaussian(encoding: Any) -> Blobs:
-    """The Gaussians of equation (9). A precision below 1e-8 counts as 1e-8: a standard deviation of 10,000 pixels."""
     precisions, axes = torch.linalg.eigh(encoding.precisions().detach().cpu().double())
     covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
     return Blobs(encoding.centers.detach().cpu().double(), covariances)
 
 
 def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
-    """The Gaussians that quadratic encodings are (equation 9), one entry per layer; None for other nets.
+    """Gaussians of quadratic encodings (equation 9), one entry per layer; None for other nets.
 
-    Of a convolutional net they are the layers that became attention, in pixels of their inputs.
+    A convolutional net has one entry per layer that became attention, in pixels of its input.
     """
     convs = [m for m in model.modules() if isinstance(m, ConvAttention)]
     if convs:
@@ -53,7 +52,7 @@ def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
 
 @torch.no_grad()
 def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
-    """Mean and covariance of what the grid's middle query gives to offsets, for an encoding of separable scores."""
+    """Mean and covariance of the attention of the grid's middle query, for an encoding with separable scores."""
     rows, cols, _ = encoding.offset_tables(*grid)
     centers, variances = [], []
     for table, size in ((rows, grid[0]), (cols, grid[1])):
@@ -65,9 +64,9 @@ def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
 
 
 def position_blobs(model: nn.Module, grid: Tuple[int, int]) -> Optional[List[Blobs]]:
-    """The heads of a net that attends by position only as Gaussians, one entry per layer, in float64; None for others.
+    """Gaussians of a net that attends by position only, one entry per layer, in float64; None for other nets.
 
-    Learned encodings have the mean and covariance of the middle query's attention to a grid of (rows, columns).
+    A learned encoding has the mean and covariance of the middle query's attention on a grid of (rows, columns).
     """
     return [
         gaussian(encoding) if isinstance(encoding, QuadraticEncoding) else moments(encoding, grid)

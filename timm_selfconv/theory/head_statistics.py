@@ -1,8 +1,7 @@
-"""Statistics of attention heads: pure functions of attention maps, shape (..., H, W, H, W), query first.
+"""Statistics of attention heads, from attention maps of shape (..., H, W, H, W), query first.
 
-Offsets are ``key - query``, (row, column), in pixels of the maps' grid. Statistics of a query's map have the shape of
-the queries, (..., H, W), and are best averaged over :func:`timm_selfconv.theory.interior` queries; statistics of a head
-have shape (...) and allow for the border. Maps of another shape are a ValueError.
+Offsets are ``key - query``, (row, column), in pixels of the maps' grid. Average statistics of queries, shape
+(..., H, W), over :func:`timm_selfconv.theory.interior`. Maps of another shape raise a ValueError.
 """
 import itertools
 
@@ -46,19 +45,17 @@ def largest_probability(maps: torch.Tensor) -> torch.Tensor:
 
 
 def mean_distance(maps: torch.Tensor) -> torch.Tensor:
-    """Mean Euclidean distance of what each query attends to from the query, in pixels, shape (..., H, W)."""
+    """Mean Euclidean distance between a query and its keys, in pixels, shape (..., H, W)."""
     height, width = grid_size(maps)
     distance = torch.hypot(axis_offsets(height, maps)[:, None, :, None], axis_offsets(width, maps)[None, :, None, :])
     return torch.einsum('...ijkl,ijkl->...ij', maps, distance)
 
 
 def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
-    """Share of a head's pattern that stays as the query moves, in [0, 1].
+    """Share of a head's pattern that two queries have in common, in [0, 1], shape (...).
 
-    Two queries are compared on the offsets that are on the grid for both, their attention there scaled to 1: the sum of
-    minima is 1 less the total variation distance. The mean is over all pairs, weighted by the product of their masses
-    before scaling. So a head whose scores depend on the offset only has 1, whatever softmax makes of it at the border,
-    and a head that looks at one pixel of the image, wherever the query is, has 0. Without pairs to compare it is 1.
+    1 less the total variation distance on the offsets that both queries have on the grid, attention there scaled to 1;
+    the mean over pairs is weighted by the product of their masses. Position-only heads have 1.
     """
     height, width = grid_size(maps)
     common, weight = maps.new_zeros(maps.shape[:-4]), maps.new_zeros(maps.shape[:-4])
@@ -74,16 +71,16 @@ def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
 
 
 def mirror_symmetry(maps: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """Share of a head's pattern that is its own mirror image about the query, in [0, 1].
+    """Share of a head's pattern that equals its mirror image about the query, in [0, 1].
 
-    As in :func:`translation_consistency`, on the columns with a mirror image on the grid, weighted by the mass there.
+    Only columns with a mirror image on the grid count.
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
-        dim: -1 mirrors left for right, -2 up for down (the paper, version 1).
+        dim: -1 mirrors left and right, -2 up and down (the paper, version 1).
 
     Returns:
-        One number per head, shape (...); 1 where there is nothing to compare.
+        One number per head, shape (...); 1 without such columns.
     """
     if dim == -2:
         maps = maps.transpose(-1, -2).transpose(-3, -4)
@@ -98,15 +95,14 @@ def mirror_symmetry(maps: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 
 def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
-    """Overlap of two maps, in [0, 1]: the sum of minima, which is 1 less their total variation distance.
+    """Overlap of maps, in [0, 1]: 1 less the total variation distance, mean over pairs.
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
-        dim: Dimension to compare along: -5 the heads of a layer (0: no two share a pixel), 0 the images of a batch
-            (1: attention does not depend on them).
+        dim: Dimension to compare along: -5 for the heads of a layer, 0 for the images of a batch.
 
     Returns:
-        The mean over pairs at each query, shape (..., H, W) without ``dim``.
+        Overlap of each query, shape (..., H, W) without ``dim``.
 
     Raises:
         ValueError: If there are no two to compare.
@@ -119,13 +115,12 @@ def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
 
 
 def acting_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
-    """Heads that act as a tap of a convolution, in the sense of Lemma 1.
+    """Heads that act as a tap (Lemma 1): every interior query gives the key under the tap more than half.
 
-    A head does if every interior query gives more than half of its attention to the key under that tap. Maps of heads
-    that act as different taps are linearly independent: over these taps they are a strictly diagonally dominant matrix.
+    Maps of heads that act as different taps are linearly independent, because they are diagonally dominant.
 
     Args:
-        maps: Attention maps of a layer, shape (..., heads, H, W, H, W). A head has to act so in all leading ones.
+        maps: Attention maps of a layer, shape (..., heads, H, W, H, W). All leading axes have to agree.
         kernel_size: Side, or rows and columns, of the convolution.
 
     Returns:

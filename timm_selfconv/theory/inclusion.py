@@ -1,9 +1,7 @@
 """A ladder of nets: each attention contains the ones below it exactly, borders included.
 
-A softmax over the same scores is the same attention, so a net can be converted to a richer one. The rungs, from below:
-
 - quadratic in general quadratic: the square root of the precision is ``S = spread I``;
-- quadratic in learned: a score is a function of the row offset plus one of the column offset, which tables can hold;
+- quadratic in learned: a score is a function of the row offset plus a function of the column offset;
 - position in learned + content: the query's bias holds the scores, query and key weights are zero;
 - position in position + further terms of equation (8): queries and ``u`` are zero;
 - few heads in many: the values of the new heads are zero.
@@ -46,9 +44,9 @@ def describe(model: SelfAttentionNet) -> str:
 
 
 def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """A table, shape (offsets, channels), and keys, (heads, channels), so that ``keys @ table.T`` are the scores.
+    """A table, shape (offsets, channels), and keys, (heads, channels), with ``keys @ table.T == scores``.
 
-    Keys and table have similar norms and use all channels: float16 then rounds least, and every entry gets a gradient.
+    Similar norms in all channels round least in float16 and give every entry a gradient.
     """
     sizes = scores.norm(dim=1, keepdim=True).clamp(min=1.).sqrt()
     left, singular, right = torch.linalg.svd(scores / sizes, full_matrices=False)
@@ -60,7 +58,7 @@ def factor_scores(scores: torch.Tensor, channels: int) -> Tuple[torch.Tensor, to
 
 
 def as_tables(source: Any, encoding: LearnedEncoding, scale: float = 1.) -> Dict[str, torch.Tensor]:
-    """Tables and keys of a learned encoding, by name: their products times ``scale`` are the source's scores."""
+    """Tables and keys by name: their products times ``scale`` are the source's scores."""
     rows, cols, cross = source.offset_tables(*((len(t) + 1) // 2 for t in (encoding.row_table, encoding.col_table)))
     if cross.any():
         raise ValueError('no rung leads there: a full precision couples rows and columns')
@@ -81,7 +79,7 @@ def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tens
 
 
 def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
-    """Give the first heads of a target the scores of a source; a ValueError if no rung leads there."""
+    """Give the first heads of a target the scores of a source."""
     (_, terms), (encoding, rich_terms) = kind(source), kind(target)
     given, filled = ({name: t for name, t in attn.state_dict().items() if not name.startswith(('value.', 'proj.'))}
                      for attn in (source, target))
@@ -127,7 +125,7 @@ def include_values(source: SelfAttention2d, target: SelfAttention2d) -> None:
 
 
 def traits(model: SelfAttentionNet) -> Dict[str, Any]:
-    """Keyword arguments that two nets must share for one to be included in the other."""
+    """Keyword arguments that both nets must share."""
     block: Any = model.blocks[0]
     return dict(
         patch_size=model.patch_size,
@@ -154,7 +152,7 @@ def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
     first = next(model.parameters())
     try:
         net: Any = timm.create_model(name, **wanted, device=first.device, dtype=first.dtype)
-    except KeyError as e:  # of activations that timm names otherwise than their class
+    except KeyError as e:  # timm has another name for the activation
         raise ValueError(f'target={name!r}: cannot be made with {wanted}, give a net ({e})') from e
     return net
 
@@ -171,7 +169,7 @@ def copy_module(source: nn.Module, target: nn.Module, name: str) -> None:
 
 @torch.no_grad()
 def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
-    """Fill a net so that it computes what a model does; a ValueError if it can't."""
+    """Fill a target so that it computes the same as a model."""
     for (key, value), wanted in zip(traits(target).items(), traits(model).values()):
         if value != wanted:
             raise ValueError(f'needs {key}={wanted!r}, has {value!r}')
@@ -193,11 +191,9 @@ def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
 
 
 def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet:
-    """Convert a net to one with a richer attention that computes the same.
+    """Convert a net to one with a richer attention; the logits are equal to rounding.
 
-    The logits are equal to rounding for every image that both nets take. All new parameters can be learned: gradients
-    reach every zero within two steps, because the query's bias holds the position scores. These scores are large and
-    multiply the steps of the keys' weights, so train at a low learning rate.
+    Gradients reach every new parameter within two steps. Position scores are large, so train at a low learning rate.
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters (LoRA) first.
@@ -208,7 +204,7 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
         The richer net, in the model's mode.
 
     Raises:
-        ValueError: If no rung of the ladder leads there, the nets differ in something else, or a part of one is
+        ValueError: If no rung of the ladder leads there, the nets differ in something else, or a part of either is
             wrapped, parametrized or hooked.
     """
     block_attentions(model)  # refuses other nets

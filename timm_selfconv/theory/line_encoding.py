@@ -1,8 +1,7 @@
 """Theorem 1 with a relative encoding of two dimensions instead of three.
 
-On a bounded grid every offset has a unique number ``t = (2 W - 1) d1 + d2``. So ``r_delta = (t^2, t)`` and
-``v = -alpha (1, -2 t0)`` score ``-alpha (t - t0)^2`` up to a constant, with one maximum at offset number t0. One
-dimension is too few: a linear score has its maximum at the smallest or the largest number.
+On a grid of W columns every offset has a unique number ``t = (2 W - 1) d1 + d2``. With ``r_delta = (t^2, t)`` and
+``v = -alpha (1, -2 t0)`` the score is ``-alpha (t - t0)^2`` up to a constant, with its maximum at offset number t0.
 """
 import torch
 
@@ -19,11 +18,10 @@ def offset_numbers(offsets: torch.Tensor, width: int) -> torch.Tensor:
 def line_maps(offsets: torch.Tensor, height: int, width: int, alpha: float) -> torch.Tensor:
     """Attention maps of heads with the encoding ``(t^2, t)``.
 
-    If the key at the offset is on the grid, all other keys together get at most ``2 sum_n e^(-alpha n^2)``, n >= 1, of
-    the attention. With the quadratic encoding of three dimensions they get about ``4 e^-alpha``.
+    Where the key at the offset is on the grid, the other keys get at most ``2 sum_n e^(-alpha n^2)``, n >= 1, together.
 
     Args:
-        offsets: (row, column) of ``key - query`` for each head, shape (heads, 2), integers, at most the grid's.
+        offsets: Offset of each head, (row, column) of ``key - query`` in pixels, integers, shape (heads, 2).
         height: Rows H of the grid.
         width: Columns W of the grid.
         alpha: Sharpness, above 0.

@@ -1,9 +1,6 @@
-"""Fewer heads that do what more did: each head that goes leaves its work to those that stay.
+"""Pruning with a fit: the remaining heads get the values that change the layer's output least.
 
-Appendix E of the paper drops heads that look at nothing in particular. Others can go too, where some attend to nearly
-the same, or one nearly as a few do together: a layer's output is linear in its heads' values, so the best values for
-the heads that stay, and the loss without each head, have closed forms. They are those of the optimal brain surgeon
-(Hassibi, Stork, NeurIPS 1992, eq. 5), with all values of a head in the place of one weight.
+A closed form, the optimal brain surgeon (Hassibi, Stork, NeurIPS 1992, eq. 5) with all values of a head as one weight.
 """
 from dataclasses import dataclass
 from typing import List, Sequence, Tuple
@@ -28,8 +25,8 @@ class HeadMerge:
 
     Attributes:
         layer: Layer, counted from 0.
-        dropped: Heads that are gone, counted from 0, the first to go first.
-        error: Standard deviation of the change of the layer's sum of heads, over that of the sum.
+        dropped: Dropped heads, counted from 0, in order.
+        error: Standard deviation of the change of the sum of heads, divided by the standard deviation of the sum.
     """
     layer: int
     dropped: Tuple[int, ...]
@@ -38,10 +35,7 @@ class HeadMerge:
 
 def gathered_moments(
         model: nn.Module, attn: SelfAttention2d, images: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Mean, shape (heads dim,), and covariance, float64, of what the heads of a layer gather, before their values.
-
-    Over queries and images, shape (B, in_chans, H, W); the model is in eval mode.
-    """
+    """Mean, shape (heads dim,), and covariance, in float64, of the inputs of a layer's values."""
     count, total, products = 0, torch.zeros(()), torch.zeros(())
 
     def add(module: nn.Module, inputs: Tuple[torch.Tensor]) -> None:
@@ -62,16 +56,10 @@ def gathered_moments(
 
 
 def merge_values(covariance: torch.Tensor, values: torch.Tensor, keep: int) -> Tuple[List[int], torch.Tensor, float]:
-    """Drop heads one at a time, each time that one without which the others, fitted anew, do best.
+    """Drop heads one at a time, with the least loss after a fit of the others.
 
-    Args:
-        covariance: Of what the heads gather, shape (heads dim, heads dim), positive definite.
-        values: Value matrix of each head, shape (heads, dim, out).
-        keep: Number of heads to keep, from 1 to all.
-
-    Returns:
-        Heads dropped, in their order of going; values of those that stay, shape (keep, dim, out); and the loss: the
-        variance, summed over outputs, of the change of the heads' sum.
+    Takes the covariance of the inputs, shape (heads dim, heads dim), and values, (heads, dim, out). Returns the dropped
+    heads, the values of the others, and the loss: the variance of the change, summed over outputs.
     """
     heads, dim, _ = values.shape
     inverse = torch.linalg.inv(covariance).view(heads, dim, heads, dim)
@@ -93,19 +81,16 @@ def merge_values(covariance: torch.Tensor, values: torch.Tensor, keep: int) -> T
 
 def merge_heads(
         model: nn.Module, num_heads: Sequence[int], images: torch.Tensor) -> Tuple[SelfAttentionNet, List[HeadMerge]]:
-    """A net with fewer heads, whose values are fitted anew to do what all heads did.
-
-    Layer by layer, from the first on: heads go one at a time, each time that one without which the others, with values
-    by least squares, change the layer's output least. Where the others gather, they gather as before.
+    """Prune heads and fit the values of the others by least squares, layer by layer.
 
     Args:
-        model: A :class:`SelfAttentionNet` of any terms and encoding; it is left as it is.
-        num_heads: Heads to keep, of each layer.
-        images: Images to measure the change on, preprocessed, shape (B, in_chans, H, W); queries of all images together
-            should be some times as many as channels of all heads of a layer. They need no labels.
+        model: A :class:`SelfAttentionNet`, which stays unchanged.
+        num_heads: Number of heads to keep in each layer.
+        images: Preprocessed images to fit on, shape (B, in_chans, H, W), with many more queries than a layer has input
+            channels in all heads.
 
     Returns:
-        The smaller net, in the same mode and on the same device, and what became of each layer that lost heads.
+        The smaller net, in the same mode and on the same device, and a report for each layer that lost heads.
 
     Raises:
         ValueError: If it is another kind of net, a number of heads is out of range, or the images leave nothing to fit.

@@ -14,11 +14,7 @@ __all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'pr
 
 
 def block_attentions(model: nn.Module) -> List[SelfAttention2d]:
-    """The attention of each block of a net.
-
-    Raises:
-        ValueError: If it is another kind of net, or its attention has been replaced.
-    """
+    """The attention of each block of a net, a ValueError for other nets."""
     blocks = list(model.blocks) if isinstance(model, SelfAttentionNet) else []
     layers = [block.attn for block in blocks if isinstance(block.attn, SelfAttention2d)]
     if not blocks or len(layers) < len(blocks):
@@ -30,13 +26,13 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
     """Eigenvalues of every head's precision ``Sigma^-1``.
 
     Args:
-        model: A net whose heads have precisions: encoding 'quadratic' or 'quadratic_gen' with the position term.
+        model: A net with the position term and the encoding 'quadratic' or 'quadratic_gen'.
 
     Returns:
         Eigenvalues by layer (from 0), in ascending order, in 1 / pixels^2, float64, shape (heads, 2).
 
     Raises:
-        ValueError: If it is another kind of net, or its heads have no precisions.
+        ValueError: If it is another kind of net.
     """
     eigenvalues = {}
     for layer, attn in enumerate(block_attentions(model)):
@@ -56,19 +52,18 @@ def condition_numbers(eigenvalues: torch.Tensor) -> torch.Tensor:
 
 def degenerate_heads(
         model: nn.Module, min_eigenvalue: float = 1e-5, max_condition: float = 1e5) -> Dict[int, List[int]]:
-    """Heads that attend to all pixels equally or to a thin stripe of them (appendix E).
+    """Heads that attend to all pixels equally or to a thin stripe (appendix E).
 
     Args:
-        model: A net whose heads have precisions: encoding 'quadratic' or 'quadratic_gen' with the position term.
-        min_eigenvalue: A head whose largest eigenvalue is below this, in 1 / pixels^2, attends to all pixels equally.
-        max_condition: A head whose condition number is above this attends to a stripe. The paper says 1e5, its
-            released code uses 1e3.
+        model: A net with the position term and the encoding 'quadratic' or 'quadratic_gen'.
+        min_eigenvalue: A head with a smaller largest eigenvalue, in 1 / pixels^2, attends to all pixels equally.
+        max_condition: A head with a larger condition number attends to a stripe (paper: 1e5, released code: 1e3).
 
     Returns:
         Degenerate heads by layer, for :func:`prune_heads`; layers without any are left out.
 
     Raises:
-        ValueError: If it is another kind of net, its heads have no precisions, or a limit is negative.
+        ValueError: If it is another kind of net, or a limit is negative.
     """
     for limit, value in (('min_eigenvalue', min_eigenvalue), ('max_condition', max_condition)):
         if not value >= 0:
@@ -84,8 +79,7 @@ def degenerate_heads(
 def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAttentionNet:
     """Remove heads and all their parameters from a net.
 
-    The outputs equal the full net's with the value weights of these heads at zero. timm saves the new ``num_heads``
-    with the net, which can be trained on.
+    The outputs are the same as with the value weights of these heads at zero. timm saves the new ``num_heads``.
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters (LoRA) first.
@@ -95,7 +89,7 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
         The smaller net, in the same mode and on the same device.
 
     Raises:
-        ValueError: If there is no such layer or head, a head is named twice, a layer would have no head left, or part
+        ValueError: If a layer or head does not exist, a head is named twice, a layer would have no head left, or part
             of an attention layer is wrapped, parametrized or hooked.
     """
     numbers = [attn.num_heads for attn in block_attentions(model)]
@@ -123,8 +117,7 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
 def truncate_values(model: nn.Module, rank: int) -> SelfAttentionNet:
     """Replace the value matrix of each head by the nearest matrix of a rank (Eckart, Young, 1936).
 
-    A head of D_h channels has a value matrix ``W_val W_out`` of rank min(D_h, D_out) (the paper's remark on Theorem 1).
-    So the accuracy of the copy shows how many channels the heads of a trained net need.
+    A head of D_h channels has a value matrix ``W_val W_out`` of rank min(D_h, D_out) (remark on Theorem 1).
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters first.

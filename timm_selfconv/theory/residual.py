@@ -1,8 +1,7 @@
 """Distance of a layer's attention maps from expressing every convolution.
 
-Lemma 1 of the paper (Cordonnier, Loukas, Jaggi, ICLR 2020, arXiv:1911.03584) asks for one head per kernel tap, with all
-of its attention there. Lemma 3 generalises it: at every query, the span of the heads' maps holds the unit vector of
-every tap.
+Lemma 1 of the paper asks for one head per kernel tap, with all of its attention there. Lemma 3 generalises it: at every
+query the heads' maps span the unit vector of every tap.
 """
 from dataclasses import dataclass
 from typing import Tuple, Union
@@ -15,23 +14,22 @@ from timm_selfconv.layers.conv_attention import tap_centers
 __all__ = ['ConvResidual', 'Kernel', 'KernelSize', 'at_taps', 'conv_residual', 'grid_size', 'interior', 'tap_offsets']
 
 KernelSize = Union[int, Tuple[int, int]]
-Kernel = Union[KernelSize, torch.Tensor]  # the latter: offsets of its taps
+Kernel = Union[KernelSize, torch.Tensor]  # or offsets of taps
 
 
 @dataclass(frozen=True)
 class ConvResidual:
-    """Distance of a layer from expressing every convolution with some taps: 0 expresses all of them, 1 nothing of any.
+    """Distance of a layer from expressing every convolution with some taps: 0 for all, 1 for none.
 
-    A tap's residual is the squared distance of its unit vector from the span of the heads' maps, and each number here
-    is a mean over taps. It is at least 1 - heads / taps; maps that span any directions at random leave
-    1 - heads / keys.
+    The residual of a tap is the squared distance of its unit vector from the span of the heads' maps. The numbers here
+    are means over taps, at least 1 - heads / taps.
 
     Attributes:
-        per_query: Residual of each query with coefficients of its own (Lemma 3), over the taps that fall on the grid,
-            shape (..., H, W); not a number where none does.
-        layer: Mean over the queries that count, see :func:`conv_residual`; 0 where Lemma 3 holds.
-        shared: The same with one set of coefficients for all of them, and for all leading axes. Value matrices are such
-            coefficients, so the layer can be every convolution if and only if this is 0. It is at least ``layer``.
+        per_query: Residual with separate coefficients for each query (Lemma 3), over the taps on the grid, shape
+            (..., H, W); nan without such taps.
+        layer: Mean over the queries that count, see :func:`conv_residual`; 0 if Lemma 3 holds.
+        shared: The same with one set of coefficients for all queries and leading axes, as value matrices are. The layer
+            can be every convolution if and only if this is 0.
     """
     per_query: torch.Tensor
     layer: float
@@ -46,7 +44,7 @@ def grid_size(maps: torch.Tensor) -> Tuple[int, int]:
 
 
 def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
-    """Offsets ``key - query`` of a kernel's taps, in the order of its weights, where torch's 'same' padding puts them.
+    """Offsets ``key - query`` of a kernel's taps, in the order of its weights, for torch's 'same' padding.
 
     Args:
         kernel_size: Side, or rows and columns. An even side reaches one further down or right than up or left.
@@ -55,7 +53,7 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
         (row, column) offsets in pixels, shape (taps, 2).
 
     Raises:
-        ValueError: If it is no kernel size.
+        ValueError: If the kernel size is invalid.
     """
     size = to_2tuple(kernel_size)
     if len(size) != 2 or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in size):
@@ -64,10 +62,7 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
 
 
 def near_taps(maps: torch.Tensor, kernel: Kernel) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Attention to the pixel at each tap, or the nearest one on the grid: shape (..., H, W, taps).
-
-    Besides it returns whether the tap itself falls on the grid, shape (H, W, taps).
-    """
+    """Attention to the pixel nearest to each tap, (..., H, W, taps), and whether it is the tap, (H, W, taps)."""
     offsets = kernel if isinstance(kernel, torch.Tensor) else tap_offsets(kernel)
     if offsets.dim() != 2 or offsets.shape[1] != 2 or not len(offsets) or bool((offsets != offsets.long()).any()):
         raise ValueError(f'kernel of shape {list(offsets.shape)}: needs whole offsets of shape (taps, 2)')
@@ -95,7 +90,7 @@ def at_taps(maps: torch.Tensor, kernel: Kernel) -> torch.Tensor:
 
 
 def interior(values: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
-    """Values, shape (..., H, W), of the interior queries: those whose taps all fall on the grid.
+    """Values, shape (..., H, W), of the queries that have all taps on the grid.
 
     Raises:
         ValueError: If there are none.
@@ -110,10 +105,7 @@ def interior(values: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
 
 
 def span_basis(vectors: torch.Tensor, rtol: float) -> torch.Tensor:
-    """Orthonormal basis of the span of vectors, shape (..., length, number), columns of zeros where it is smaller.
-
-    Directions whose singular value is at most ``rtol`` times the largest do not count.
-    """
+    """Orthonormal basis of the span of columns, shape (..., length, number), with zeros if it is smaller."""
     basis, singular, _ = torch.linalg.svd(vectors, full_matrices=False)
     return basis * (singular > rtol * singular[..., :1])[..., None, :]
 
@@ -121,15 +113,9 @@ def span_basis(vectors: torch.Tensor, rtol: float) -> torch.Tensor:
 def conv_residual(maps: torch.Tensor, kernel: Kernel) -> ConvResidual:
     """Measure how far a layer is from expressing every convolution with some taps (Lemma 3).
 
-    The squared distance of a unit vector from a span is 1 less its squared projection, so an orthonormal basis of the
-    maps (float64) answers for all taps at once.
-
-    A zero-padded K x K convolution uses fewer taps at the border, which one set of value matrices can't do: softmax
-    gives a query all of its attention wherever it is. So a layer is judged by its interior queries, as the paper crops
-    outputs. A set of offsets may reach across the grid: each tap is judged by the queries from which it falls on it.
-
-    Maps that are nearly equal span a direction which only large and opposite values can use. It counts if its singular
-    value is more than max(keys, heads) * eps of the largest, eps of the maps' dtype: if it is no rounding error.
+    Only interior queries count for a kernel of some size, as the paper crops outputs: softmax cannot drop the taps that
+    zero padding drops at the border. For a set of offsets, each tap counts at the queries that have it on the grid.
+    Singular values up to max(keys, heads) * eps of the largest count as rounding errors.
 
     Args:
         maps: Attention maps of a layer, shape (..., heads, H, W, H, W), query first; leading axes for images.
