@@ -132,8 +132,14 @@ def test_commands_on_data(command, workplace, capsys):
 @needs_scripts
 @pytest.mark.parametrize('command', lines('python train.py'), ids=lambda c: c[3])
 def test_training(command, tmp_path):
-    script = os.path.join(SCRIPTS, command[1])
-    run([sys.executable, script, *command[2:], *BRIEF, '--output', str(tmp_path)])
+    script, brief = os.path.join(SCRIPTS, command[1]), BRIEF
+    if '--data-dir' in command:
+        brief = BRIEF[:BRIEF.index('--dataset')]
+        command = [str(tmp_path / 'pictures') if word == 'pictures' else word for word in command]
+        for folder in ('train/cat', 'train/dog', 'val/cat', 'val/dog'):
+            (tmp_path / 'pictures' / folder).mkdir(parents=True)
+            Image.new('RGB', (50, 40), 'white').save(tmp_path / 'pictures' / folder / '1.jpg')
+    run([sys.executable, script, *command[2:], *brief, '--output', str(tmp_path)])
     assert len(list(tmp_path.rglob('last.pth.tar'))) == 1
 
 
