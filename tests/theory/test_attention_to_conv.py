@@ -16,7 +16,7 @@ ENCODINGS = ['quadratic', 'quadratic_gen', 'learned']
 
 
 def make_layer(encoding='quadratic', dim=4, num_heads=3, grid_size=(9, 9), dtype=torch.float64, seed=0, **kwargs):
-    """A layer whose parameters are nowhere near zero or symmetric."""
+    """A layer with random parameters, far from zero and from symmetry."""
     torch.manual_seed(seed)
     attn = SelfAttention2d(dim, num_heads, encoding=encoding, grid_size=grid_size, dtype=dtype, **kwargs)
     for parameter in attn.parameters():
@@ -69,7 +69,7 @@ def test_a_head_s_kernel_is_its_softmax_over_the_kernel_s_offsets(encoding, heig
     st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2)), min_size=3, max_size=3),
     st.integers(5, 9), st.integers(5, 9), st.integers(0, 2 ** 16))
 def test_sharp_heads_are_a_convolution_at_the_border_too(centers, height, width, seed):
-    """Lemma 2's heads pick one pixel; where it would be outside, the nearest inside: 'replicate'."""
+    """A sharp head picks one pixel (Lemma 2), and beyond the border the nearest one, as padding 'replicate' does."""
     attn = place_heads(make_layer(seed=seed), centers, [30.] * 3)
     conv, report = attention_to_conv(attn, grid_size=(height, width))
     x = noise(2, height, width, 4)
@@ -154,8 +154,8 @@ def test_the_border_follows_the_encoding():
     assert attention_to_conv(make_layer(), padding_mode='zeros')[0].padding_mode == 'zeros'
 
 
-def test_attention_that_was_a_convolution_and_blurred_since():
-    """Each tap gets what the heads' Gaussians give it, of what they give to all taps."""
+def test_softened_conv_attention():
+    """Weights are sums over heads of each Gaussian, scaled to sum to 1 over the taps."""
     attn = conv_to_attention(torch.nn.Conv1d(2, 3, 3, dtype=torch.float64))
     with torch.no_grad():
         attn.spreads.copy_(torch.tensor([0.8, 1.2, 3.]))
@@ -204,7 +204,6 @@ def test_timm_reparameterizes_a_net(encoding, attn_proj):
 
 
 def test_adapters_and_hooks_are_refused():
-    """Their weights are not all that the layer computes."""
     net = random_net()
     net.blocks[0].attn.value.register_forward_hook(lambda module, args, out: 2 * out)
     net.blocks[1].attn.proj = Lora(net.blocks[1].attn.proj)

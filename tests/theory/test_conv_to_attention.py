@@ -70,14 +70,13 @@ def test_attention_is_the_convolution_and_becomes_it_again(case, precision):
 
 @pytest.mark.parametrize('dtype,in_channels,out_channels', [(torch.float16, 3, 16), (torch.bfloat16, 32, 8)])
 def test_half_precision_is_exact_to_its_rounding(dtype, in_channels, out_channels):
-    """Many heads add no error."""
+    """Rounding does not grow with the number of heads."""
     conv = make_conv(2, in_channels, out_channels, 7, dtype, padding=3, stride=2)
     x = noise(2, in_channels, 20, 18, dtype=dtype)
     attention = conv_to_attention(conv)
     expected = copy.deepcopy(conv).double()(x.double())
     assert attention.centers.dtype == attention(x).dtype == dtype
     assert_equal_up_to(2 * torch.finfo(dtype).eps, attention(x).double(), expected)
-    # or converted first, and then to half precision
     assert torch.equal(conv_to_attention(conv.float()).to(dtype)(x), attention(x))
 
 
@@ -100,7 +99,7 @@ def dense_maps(attention, size):
 @pytest.mark.parametrize('dims,kernel_size,stride,dilation,size', [
     (1, (4,), (2,), (2,), (9,)), (2, (3, 2), (1, 2), (1, 2), (5, 6)), (3, (1, 2, 2), (1, 1, 2), (2, 2, 1), (1, 3, 3))])
 def test_soft_heads_are_equations_8_and_9(dims, kernel_size, stride, dilation, size):
-    """Anywhere and of any width, the border included: what the factors compute is the attention of the paper."""
+    """The factors equal the paper's attention for any centre and width, border included."""
     conv = make_conv(dims, 4, 6, kernel_size, stride=stride, dilation=dilation, padding=1, groups=2)
     attention = conv_to_attention(conv)
     with torch.no_grad():
@@ -172,8 +171,8 @@ def test_gradients_of_all_parameters():
 
 
 def test_the_layer_of_the_zoo_is_a_convolution_too():
-    """Theorem 1 with SelfAttention2d. The paper's remark on padding: without it the output is the convolution's away
-    from the border; of an image with zeros around it, the cropped output is that of a padded convolution."""
+    """Theorem 1 with SelfAttention2d and the remark on padding: the layer is a convolution away from the border, and
+    a padded convolution if zeros surround the image."""
     conv = make_conv(2, 4, 4, 3, padding=1)
     attention = conv_to_attention(conv)
     layer = SelfAttention2d(4, 9, proj=False, dtype=torch.float64).eval()
@@ -193,9 +192,8 @@ def test_the_layer_of_the_zoo_is_a_convolution_too():
         torch.testing.assert_close(layer_of(F.pad(x, [1] * 4))[:, :, inside, inside], conv(x))
 
 
-@pytest.mark.parametrize('in_channels,out_channels,groups', [(8, 8, 8), (2, 16, 1)])
-def test_no_more_than_a_few_outputs_are_held_at_a_time(in_channels, out_channels, groups):
-    side = 96
+def test_no_more_than_a_few_outputs_are_held_at_a_time():
+    in_channels, out_channels, groups, side = 2, 16, 1, 96
     conv = make_conv(2, in_channels, out_channels, 7, torch.float32, padding=3, groups=groups)
     x = noise(1, in_channels, side, side, dtype=torch.float32)
     with LargestTensor() as largest, torch.no_grad():
@@ -221,7 +219,7 @@ def test_autocast(case, dtype):
         assert all(factor.dtype == torch.float32 for factor in attention.axis_factors([20] * len(conv.kernel_size)))
     assert got.shape == expected.shape and got.dtype == expected.dtype == dtype
     if x.numel():
-        largest = conv.weight.abs().flatten(1).sum(1).max() * x.abs().max() + 1  # an output can be, bias included
+        largest = conv.weight.abs().flatten(1).sum(1).max() * x.abs().max() + 1  # bound of an output, with bias
         torch.testing.assert_close(got, expected, rtol=0, atol=2 * torch.finfo(dtype).eps * largest.item())
 
 

@@ -16,7 +16,7 @@ MODEL = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1,
 
 
 def lively(model, x):
-    """Batch norms as if trained on x, and no scales at zero, so that all layers act and logits depend on images."""
+    """Batch norms with the statistics of x, and no scale at zero, so that logits depend on all layers."""
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -31,7 +31,7 @@ def lively(model, x):
 
 
 def assert_same_function(attention, model, x, tolerance):
-    """Apart by no more than a share of what logits differ by from image to image, which is much."""
+    """The difference is small against the variation of logits between images."""
     with torch.no_grad():
         expected = model(x)
         variation = expected.std(dim=0).mean()
@@ -64,7 +64,7 @@ def test_nets_stay_the_same_function(net, size, convs, heads):
 
 
 def test_costs_in_closed_form():
-    """12 x 12 keys and 6 x 6 queries, a head's pixels to 5 channels along the rows, the columns, and to 7 values."""
+    """12 x 12 keys, 6 x 6 queries, 5 input and 7 output channels."""
     conv = nn.Conv2d(5, 7, 3, stride=2, padding=1)
     attention, report = convs_to_attention(conv, input_size=(5, 12, 12))
     assert isinstance(attention, ConvAttention) and report.convs == 1 and report.heads == 9
@@ -99,7 +99,7 @@ def test_the_net_is_left_alone_and_everything_else_kept():
     (['layer1.*.conv2', 'layer3'], r'layer1\.\d\.conv2|layer3\.', 3., 4),
     (lambda name, conv: conv.kernel_size == (1, 1), r'.*downsample\.0', 1., 0), (None, '', 30., 0)])
 def test_chosen_convolutions_within_the_bound_of_alpha(where, pattern, alpha, content):
-    """A head gives its tap at least the square of (1 + 2 sum_k exp(-alpha k^2))^-1, a factor for each axis."""
+    """A head gives its tap at least (1 + 2 sum_k exp(-alpha k^2))^-2 of its attention."""
     model = copy.deepcopy(MODEL).double()
     attention, report = convs_to_attention(model, where, alpha, content, input_size=(3, 16, 16))
     layers = {n: (m, attention.get_submodule(n)) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}

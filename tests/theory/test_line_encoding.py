@@ -16,7 +16,7 @@ def test_every_offset_has_a_number_of_its_own(height, width):
 
 
 def test_two_dimensions_are_every_shift_of_a_kernel():
-    """At alpha = 46, where Theorem 1's three are, too, to rounding."""
+    """At alpha = 46, the paper's value, up to rounding."""
     maps = line_maps(tap_offsets(3), 16, 16, alpha=46.)
     exact = shift_maps(tap_offsets(3).tolist(), 16, 16)
     assert interior((maps - exact).abs().amax((-2, -1)), 3).max() < 1e-15
@@ -25,7 +25,7 @@ def test_two_dimensions_are_every_shift_of_a_kernel():
 
 @settings(deadline=None, max_examples=20)
 @given(st.floats(0.05, 20.), st.integers(3, 6), st.integers(3, 7))
-def test_what_other_keys_get(alpha, height, width):
+def test_attention_to_other_keys_is_bounded(alpha, height, width):
     taps = at_taps(line_maps(tap_offsets(3), height, width, alpha), 3)  # (heads, taps, H, W)
     on_tap = interior(taps[range(9), range(9)], 3)
     bound = 2 * sum(math.exp(-alpha * n * n) for n in range(1, 60))

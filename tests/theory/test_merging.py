@@ -13,7 +13,7 @@ IMAGES = noise(64, 3, 8, 8)
 
 
 def gathered(net, layer, x):
-    """What the heads of a layer gather, by explicit maps: shape (B H W, heads, dim)."""
+    """Inputs of a layer's values by explicit maps, shape (B H W, heads, dim)."""
     inputs = []
     attn = net.blocks[layer].attn
     hook = attn.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
@@ -25,7 +25,7 @@ def gathered(net, layer, x):
 
 
 def least_squares(covariance, values, kept):
-    """Values of the heads kept that do best, and their loss, with nothing but the definition."""
+    """Best values of the remaining heads and their loss, by the definition."""
     dim, out = values.shape[1:]
     root = torch.linalg.cholesky(covariance).T  # covariance = root' root
     columns = torch.cat([torch.arange(dim) + head * dim for head in kept])
@@ -36,7 +36,7 @@ def least_squares(covariance, values, kept):
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2 ** 31), st.data())
-def test_heads_go_as_least_squares_would_have_them_go(heads, dim, out, seed, data):
+def test_order_values_and_loss_against_least_squares(heads, dim, out, seed, data):
     keep = data.draw(st.integers(1, heads))
     generator = torch.Generator().manual_seed(seed)
     samples = torch.randn(3 * heads * dim + 5, heads * dim, dtype=torch.float64, generator=generator)

