@@ -1,8 +1,8 @@
-"""The words of the command line, scripts that it runs, and names of earlier versions."""
+"""The parser, its help and messages; scripts; old names of modules."""
 import importlib
 import inspect
-import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -31,18 +31,19 @@ def test_help_groups_all_commands(capsys):
     assert re.findall(r'^  (\w+)  +[A-Z]', out, re.MULTILINE) == list(EACH)
 
 
-@pytest.mark.parametrize('name', EACH)
-def test_help_of_a_command_begins_with_a_verb_and_has_an_example_that_parses(name, tmp_path, monkeypatch):
-    summary, example = re.match(r'(\w+ .*\.)\n\nExamples?: timm-selfconv (.*)\n?', inspect.getdoc(EACH[name])).groups()
-    assert summary.split()[0] in (
-        'Classify', 'Describe', 'Draw', 'Drop', 'List', 'Measure', 'Name', 'Run', 'Train', 'Turn', 'Upload', 'Write')
+def test_help_of_each_command_begins_with_a_verb_and_has_an_example_that_parses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / 'pictures', ['cat'])
     for file in ('cat.jpg', 'run/last.pth.tar', 'validate.py'):
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).touch()
-    args = parse_args(shlex.split(example))
-    assert args.command == name and args.function is EACH[name]
+    for name, function in EACH.items():
+        verb, example = re.match(r'(\S+) .*\.\n\nExamples?: timm-selfconv (.*)\n?', inspect.getdoc(function)).groups()
+        assert verb in (
+            'Classify', 'Convert', 'Describe', 'Draw', 'Drop', 'Export', 'Fine-tune', 'List', 'Measure', 'Run',
+            'Train', 'Upload', 'Write')
+        args = parse_args(shlex.split(example))
+        assert args.command == name and args.function is function
 
 
 def test_answers_to_words(capsys, tmp_path, monkeypatch):
@@ -59,7 +60,7 @@ def test_answers_to_words(capsys, tmp_path, monkeypatch):
         'classify resnet_tinny_cifar x.png': 'did you mean resnet_tiny_cifar',
         'heads vit_tiny_patch16_2244': 'did you mean vit_tiny_patch16_224,',
         f'explore {NET} page.html --out page.html': 'page.html exists',
-        f'figures {NET} --out f.pdf': 'becomes a folder',
+        f'figures {NET} --out f.pdf': 'needs the name of a folder',
         f'export {NET} --checkpoint page.html --data x --output . --fact seed': 'needs KEY=VALUE',
     }
     for command, answer in answers.items():
@@ -70,18 +71,18 @@ def test_answers_to_words(capsys, tmp_path, monkeypatch):
         assert answer in ''.join(capsys.readouterr()), command
 
 
-def test_run_registers_the_zoo_for_any_script(tmp_path):
-    (tmp_path / 'beside.py').write_text('VALUE = 7')
+def test_run_registers_the_zoo_for_any_script(tmp_path, as_a_script, capsys):
+    (tmp_path / 'in_its_folder.py').write_text('VALUE = 7')
     script = tmp_path / 'script.py'
     script.write_text(
-        'import sys, timm, beside\n'
+        'import sys, timm, in_its_folder\n'
         'assert __name__ == "__main__"\n'
-        'print(timm.is_model(sys.argv[2]), sys.argv[1:], beside.VALUE)\n'
+        'print(timm.is_model(sys.argv[2]), sys.argv[1:], in_its_folder.VALUE)\n'
         'sys.exit(3)\n')
-    command = [sys.executable, '-m', 'timm_selfconv', 'run', str(script), '--model', NET, '-b', '2']
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 3, done.stderr
-    assert done.stdout.strip() == f"True ['--model', '{NET}', '-b', '2'] 7"
+    with pytest.raises(SystemExit) as stopped:
+        main(['run', str(script), '--model', NET, '-b', '2'])
+    assert stopped.value.code == 3
+    assert capsys.readouterr().out.strip() == f"True ['--model', '{NET}', '-b', '2'] 7"
 
 
 @pytest.mark.slow
@@ -98,18 +99,17 @@ def test_run_under_torchrun(tmp_path):
     assert [(tmp_path / f'rank{i}').read_text() for i in range(2)] == ['True', 'True']
 
 
-@pytest.mark.parametrize('old', [name for name, new in MOVED.items() if new])
-def test_moved_modules_warn_and_have_the_names_of_their_new_place(old):
-    new = importlib.import_module(f'timm_selfconv.{MOVED[old]}')
-    sys.modules.pop(f'timm_selfconv.{old}', None)
-    with pytest.warns(DeprecationWarning, match=f'timm_selfconv.{old} is now timm_selfconv.{MOVED[old]}'):
-        module = importlib.import_module(f'timm_selfconv.{old}')
-    names = getattr(new, '__all__', [name for name in vars(new) if name[0] != '_'])
-    assert all(getattr(module, name) is getattr(new, name) for name in names)
-
-
-def test_the_module_train_is_the_command(tmp_path):
-    command = [sys.executable, '-m', 'timm_selfconv.train', 'paper', '--output', str(tmp_path / 'run'), 'epochs=none']
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, PYTHONWARNINGS='default'))
-    assert done.returncode == 2 and "epochs='none'" in done.stderr
-    assert 'DeprecationWarning: timm_selfconv.train is now timm_selfconv.commands.train' in done.stderr
+def test_moved_modules_warn_and_have_the_names_of_the_new_module(monkeypatch, capsys):
+    for old, place in MOVED.items():
+        if place:
+            new = importlib.import_module(f'timm_selfconv.{place}')
+            monkeypatch.delitem(sys.modules, f'timm_selfconv.{old}', raising=False)
+            with pytest.warns(DeprecationWarning, match=f'timm_selfconv.{old} is now timm_selfconv.{place}'):
+                module = importlib.import_module(f'timm_selfconv.{old}')
+            names = getattr(new, '__all__', [name for name in vars(new) if name[0] != '_'])
+            assert all(getattr(module, name) is getattr(new, name) for name in names)
+    monkeypatch.delitem(sys.modules, 'timm_selfconv.train')
+    monkeypatch.setattr(sys, 'argv', ['train', 'paper', '--output', 'run', 'epochs=none'])
+    with pytest.warns(DeprecationWarning, match='is now timm_selfconv.commands.train'), pytest.raises(SystemExit):
+        runpy.run_module('timm_selfconv.train', run_name='__main__')  # python -m timm_selfconv.train
+    assert "epochs='none'" in capsys.readouterr().err

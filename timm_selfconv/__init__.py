@@ -1,18 +1,16 @@
-"""Self-attention nets that contain every convolution, as timm models: importing this package registers them.
+"""Self-attention nets that contain every convolution, as timm models. Importing this package registers them.
 
-- models: the nets, a file per family; here lie what they are, how they load and how one is added.
-- layers: their attention, as pure functions under thin modules.
-- theory: the papers' theorem as code: convolutions as attention and back, nets as richer nets, pruning,
-  fusing for inference.
-- look: what a net sees: attention maps, heads, the papers' figures, the explorer.
-- measure: what a net costs and how good it is: counts, the papers' tables, accuracy, speed.
-- training: the trainer on one device, ``timm-selfconv train RECIPE``, and the keys of recipes. train: its command.
-- weights: trained weights, their cards and histories: how they are found, checked, saved and published.
+- models: the nets, a file per family.
+- layers: attention modules and encodings.
+- theory: convolutions as attention and back, nets in richer nets, pruning, fusing for inference.
+- look: attention maps, head statistics, the papers' figures, the explorer.
+- measure: parameters and FLOPs, the papers' tables, accuracy, speed.
+- training: the trainer for one device, and recipes.
+- weights: trained weights with cards and histories; loading, saving and publishing.
 - data: datasets and pictures. files: atomic writes.
-- cli: the command ``timm-selfconv``, ``python -m timm_selfconv`` where it is not installed; commands: what it does.
+- cli, commands: ``timm-selfconv``, also as ``python -m timm_selfconv``.
 
-Imports run one way: cli, then look, measure and training, then theory and data, then models, then layers and weights,
-which import no other of these.
+Imports run one way: commands, then look, measure and training, then theory, weights and data, then models, then layers.
 """
 from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet

@@ -1,11 +1,11 @@
-"""Modules that moved: importing one by its name of an earlier version warns, and gives the names of its new place."""
+"""Old names of modules: importing one warns, and gives the names of the new module."""
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 from typing import Any, Optional
 
-MOVED = {  # old name: new name, both in timm_selfconv; '' for a package of moved modules
+MOVED = {  # old name: new name, both in timm_selfconv; '' is for a package of moved modules
     'analysis': '',
     **{f'analysis.{name}': f'look.{name}' for name in ('attention_maps', 'explorer', 'figures', 'heads')},
     **{f'analysis.{name}': f'measure.{name}' for name in ('bench', 'counting', 'published', 'tables')},
@@ -17,8 +17,6 @@ MOVED = {  # old name: new name, both in timm_selfconv; '' for a package of move
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finds the modules of MOVED."""
-
     def find_spec(self, name: str, path: Any, target: Any = None) -> Optional[importlib.machinery.ModuleSpec]:
         package, _, old = name.partition('.')
         return importlib.util.spec_from_loader(name, self) if package == 'timm_selfconv' and old in MOVED else None
@@ -36,4 +34,4 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
                 '    from timm_selfconv.cli import main\n    main(["train", *sys.argv[1:]])\n')
 
 
-sys.meta_path.insert(0, Finder())  # before the finder of editable installs, which looks elsewhere for these
+sys.meta_path.insert(0, Finder())  # before the finder of editable installs, which does not know these

@@ -1,4 +1,4 @@
-"""The command ``timm-selfconv``: its parser, from the commands in :mod:`timm_selfconv.commands`."""
+"""The command ``timm-selfconv``, with a parser for the commands in :mod:`timm_selfconv.commands`."""
 import argparse
 import importlib
 import inspect
@@ -13,12 +13,12 @@ from .version import __version__
 
 __all__ = ['main']
 
-MODULES = ('use', 'train', 'zoo', 'findings')  # of commands, in the order of --help
+MODULES = ('use', 'train', 'zoo', 'findings')  # modules of commands, in the order of --help
 MOVED = dict(curves='figures --curves', recipe='list --recipes', tables='list --tables')  # commands of 0.2
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses arguments in one line."""
+    """A parser with error messages of one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f'{self.prog}: {message}\n')
@@ -43,10 +43,12 @@ def create_parser() -> Parser:
             command = commands.add_parser(name, description=text, formatter_class=raw)
             command.set_defaults(function=function)
             for argument in arguments:
-                exclusive = isinstance(argument, list)
-                target = command.add_mutually_exclusive_group() if exclusive else command
-                for names, options in argument if isinstance(argument, list) else [argument]:
-                    target.add_argument(*names, **options)
+                if isinstance(argument, list):
+                    exclusive = command.add_mutually_exclusive_group()
+                    for names, options in argument:
+                        exclusive.add_argument(*names, **options)
+                else:
+                    command.add_argument(*argument[0], **argument[1])
     parser.description = '\n'.join(lines)
     return parser
 
@@ -58,36 +60,36 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         parser.error(f'{command}: is now timm-selfconv {MOVED[command]}')
     args, more = parser.parse_known_args(argv)
     if 'overrides' in args and all('=' in word and word[0] != '-' for word in more):
-        args.overrides += more  # KEY=VALUE after an option, where argparse has closed the list
+        args.overrides += more  # argparse does not collect KEY=VALUE after an option
     elif more:
         parser.error(f'unrecognized arguments: {" ".join(more)}')
     return args
 
 
 def quieten() -> None:
-    """Silence messages that libraries print when they are imported, profile or fail."""
-    warnings.filterwarnings('ignore', '.torch.jit.', FutureWarning)  # fvcore's focal loss
-    warnings.filterwarnings('ignore', r'Image size \(\d+ pixels\) exceeds')  # PIL's, of a phone's photograph
-    for name in ('torch.utils.cpp_extension', 'huggingface_hub.repocard'):  # no CUDA; a dataset's folder without a card
+    """Silence messages that libraries print on import, in profiles and before errors."""
+    warnings.filterwarnings('ignore', '.torch.jit.', FutureWarning)  # of fvcore
+    warnings.filterwarnings('ignore', r'Image size \(\d+ pixels\) exceeds')  # of PIL, for photographs of phones
+    for name in ('torch.utils.cpp_extension', 'huggingface_hub.repocard'):  # no CUDA; no card of a dataset
         logging.getLogger(name).setLevel(logging.ERROR)
-    os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # torch.profiler's start, stop, and that there is no GPU
-    os.environ.setdefault('DATASETS_VERBOSITY', 'critical')  # its errors are raised, too
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # start and stop of torch.profiler
+    os.environ.setdefault('DATASETS_VERBOSITY', 'critical')  # errors are raised anyway
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run a command; a user's mistake ends in one line and exit status 2, anything else in its traceback."""
-    quieten()  # before the commands import these libraries
+    """Run a command. A mistake of the user gives one line and exit status 2, a bug its traceback."""
+    quieten()  # before commands import these libraries
     try:
         try:
             args = parse_args(argv)
             args.function(args)
         finally:
-            sys.stdout.flush()  # after --help, too: here a broken pipe is caught, at exit it is not
-    except BrokenPipeError:  # the reader left, as head does; no second error at exit
+            sys.stdout.flush()  # raises BrokenPipeError here, not at exit
+    except BrokenPipeError:  # the reader stopped, for example head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError, ImportError, FloatingPointError) as e:  # ImportError: a package is not installed
-        diverged = isinstance(e, FloatingPointError)  # no mistake of the user's
-        hint = '; try a smaller lr, in another folder' if diverged else ''
+    except (ValueError, OSError, ImportError, FloatingPointError) as e:  # ImportError: a missing package
+        diverged = isinstance(e, FloatingPointError)  # not a mistake of the user
+        hint = '; try a smaller lr and another folder' if diverged else ''
         print(f'timm-selfconv: {textwrap.shorten(str(e), 700) or type(e).__name__}{hint}', file=sys.stderr)
         sys.exit(1 if diverged else 2)

@@ -1,4 +1,4 @@
-"""The reference page: ``python -m timm_selfconv.reference`` writes REFERENCE.md beside this file."""
+"""The reference page: ``python -m timm_selfconv.reference`` writes REFERENCE.md."""
 import importlib
 import inspect
 import pkgutil
@@ -16,14 +16,14 @@ __all__ = ['reference']
 PAGE = Path(__file__).with_name('REFERENCE.md')
 INTRODUCTION = """# Reference
 
-Every public function and class, where you import it from, with its defaults. `help(name)` adds types, shapes, units and
-errors. After a change, `python -m timm_selfconv.reference` writes this page."""
-# commands, and modules that export their names through the package above them
+All public functions and classes, by the module that you import them from. `help(name)` adds types, shapes, units and
+errors. `python -m timm_selfconv.reference` writes this page."""
+# commands, and modules with names that the package above exports
 SKIPPED = re.compile(r'\._|\.(cli|commands|reference|version)\b|\.(layers|models|theory|figures)\.')
 
 
 class Default:
-    """A default that prints as code: functions and classes by their names."""
+    """A default that prints as code."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -33,7 +33,6 @@ class Default:
 
 
 def entry(name: str, value: Any) -> str:
-    """Signature and summary of a function or class."""
     signature = inspect.signature(value)
     module = inspect.isclass(value) and issubclass(value, torch.nn.Module)
     parameters = [
@@ -47,7 +46,7 @@ def entry(name: str, value: Any) -> str:
 
 
 def reference() -> str:
-    """The text of the page: a section a module, and each name in the first module that exports it."""
+    """The text of the page: a section per module. The first module that exports a name lists it."""
     sections: List[str] = [INTRODUCTION]
     listed: Set[Any] = set()
     modules = pkgutil.walk_packages(timm_selfconv.__path__, 'timm_selfconv.')

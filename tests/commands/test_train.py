@@ -58,7 +58,7 @@ def test_prune(degenerate, tmp_path, capsys, refused):
     command = ['prune', degenerate, '--output', str(tmp_path / 'out' / 'pruned')]
     main(command)
     out = capsys.readouterr().out
-    assert [line.split()[:2] for line in out.splitlines() if 'alike' in line or 'stripe' in line] == [
+    assert [line.split()[:2] for line in out.splitlines() if 'equally' in line or 'stripe' in line] == [
         ['0', '3'], ['1', '0']]
     assert '1e-08' in out and '1e+08' in out
     full = timm.create_model(degenerate, pretrained=True).eval()

@@ -34,7 +34,7 @@ def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, fold
     assert capsys.readouterr().out == ''
     main([*command, names[0]])
     out = capsys.readouterr().out
-    assert '0.png' in out and 'probability' in out and 'This net knows 10 classes: airplane,' in out
+    assert '0.png' in out and 'probability' in out and 'The net has 10 classes: airplane,' in out
     os.rename(names[0], f'{folder}/test/0[1].png')  # no pattern, as there is such a file
     os.rename(names[1], f'{folder}/test/01.png')
     main([*command[:-2], f'{folder}/test/0[1].png', f'{folder}/test/0*', '--json'])

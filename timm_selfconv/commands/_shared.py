@@ -1,4 +1,4 @@
-"""How commands are declared, the arguments that several share, and the net that they name."""
+"""Declaration of commands, shared arguments, and the net that they name."""
 import difflib
 import json
 import os
@@ -24,12 +24,11 @@ COMMANDS: Dict[str, Dict[str, Tuple[Command, Tuple[Union[Argument, List[Argument
 
 
 def argument(*names: str, **options: Any) -> Argument:
-    """Name and options of an argument, for argparse."""
     return names, options
 
 
 def command(group: str, *arguments: Union[Argument, List[Argument]]) -> Callable[[Command], Command]:
-    """Make a function the command of its name, less a last underscore; arguments in a list exclude each other."""
+    """Register a function as the command of its name; arguments in a list exclude each other."""
     def register(function: Command) -> Command:
         COMMANDS.setdefault(group, {})[function.__name__.rstrip('_')] = function, arguments
         return function
@@ -55,28 +54,27 @@ def existing_file(text: str) -> Path:
 
 
 def model_name(text: str) -> str:
-    """A name of timm's registry, which has the zoo's, or of a folder or the Hub."""
     if text.startswith('local-dir:'):
         existing_file(os.path.join(text.partition(':')[2], 'config.json'))
     elif ':' not in text and not timm.is_model(text):
         near = ', '.join(difflib.get_close_matches(text, timm.list_models()))
-        raise ArgumentTypeError(f'{text!r}: there is no such model; ' + (
+        raise ArgumentTypeError(f'{text!r}: no such model; ' + (
             f'did you mean {near}?' if near else 'timm-selfconv list shows the zoo'))
     return text
 
 
 MODEL = argument('model', type=model_name, metavar='MODEL', help=(
-    'a timm model (timm-selfconv list shows the zoo), or local-dir:FOLDER'))
-CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='weights of your own')
+    'name of a timm model (timm-selfconv list shows the zoo), local-dir:FOLDER or hf-hub:OWNER/NAME'))
+CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='load these weights instead')
 NET = (  # arguments of load_model
-    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='take the net as initialised')],
+    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='initialise the net, without weights')],
     argument('--seed', type=int, default=42, help='seed of --untrained (default: 42)'))
-FUSE = argument('--fuse', action='store_true', help='fuse the net for inference')
-DATA_DIR = argument('--data-dir', metavar='DIR', help='folder of the files of a named dataset')
+FUSE = argument('--fuse', action='store_true', help='fuse the net for inference: faster, same logits')
+DATA_DIR = argument('--data-dir', metavar='DIR', help='folder with the files of a named dataset')
 INPUT_KEY = argument('--input-key', default='img', metavar='KEY', help='column of the images (default: img)')
-COUNT = argument('--count', type=natural, default=100, metavar='N', help='images of the dataset (default: 100)')
-DEVICE = argument('--device', help='default: cuda where there is one, else cpu')
-JSON = argument('--json', action='store_true', help='print JSON')
+COUNT = argument('--count', type=natural, default=100, metavar='N', help='number of images (default: 100)')
+DEVICE = argument('--device', help='device of torch (default: cuda if available, else cpu)')
+JSON = argument('--json', action='store_true', help='print JSON instead of text')
 
 
 def split(default: str) -> Argument:
@@ -92,31 +90,28 @@ def output(metavar: str, text: str, kind: Any = new_path) -> Argument:
 
 
 def show(args: Namespace, values: Any, text: str) -> None:
-    """Print text, or with --json the values."""
     print(json.dumps(values, indent=2, default=asdict) if args.json else text)
 
 
 def load_model(args: Namespace) -> Any:
-    """The net that NET and FUSE name."""
     model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
     return fuse(model) if 'fuse' in args and args.fuse else model
 
 
 def caption(args: Namespace) -> str:
-    """Describe the weights that NET names."""
     return net_caption(args.model, args.checkpoint and str(args.checkpoint), args.untrained)
 
 
 def common_prefix(checkpoint: Path) -> str:
-    """The part of all keys of a state dict up to the first dot, if it is the same."""
-    with suppress(Exception):  # the caller reports the error of its own attempt
+    """The first word of all keys of a state dict with its dot, if it is the same."""
+    with suppress(Exception):  # the caller reports an error
         first, *others = {key.partition('.')[0] for key in load_state_dict(str(checkpoint))}
         return '' if others else f'{first}.'
     return ''
 
 
 def create_model(name: str, checkpoint: Optional[Path] = None, untrained: bool = False, seed: int = 42) -> Any:
-    """A net with its own weights, the weights of a checkpoint, or as initialised.
+    """A net with pretrained weights, the weights of a checkpoint, or initialised from a seed.
 
     Raises:
         ValueError: If the weights cannot be loaded, or are not finite.
@@ -130,21 +125,21 @@ def create_model(name: str, checkpoint: Optional[Path] = None, untrained: bool =
         overlay = dict(file=str(checkpoint)) if checkpoint else None
         with hub_errors(name) if of_hub else nullcontext():
             model = timm.create_model(name, pretrained=not untrained, pretrained_cfg_overlay=overlay)
-    except Exception as e:  # a broken file raises anything, a pickle above all
+    except Exception as e:  # a broken file can raise anything
         source, instead = f'model={name!r}', ''
         if checkpoint is not None:
             source, prefix = f"checkpoint='{checkpoint}'", common_prefix(checkpoint)
             if prefix:
-                instead = f', all of its keys begin with {prefix!r}, as in Lightning checkpoints: remove this prefix'
+                instead = f'; all keys begin with {prefix!r}, as in Lightning checkpoints: remove this prefix'
             elif checkpoint.with_name('config.json').is_file():
-                instead = f', take local-dir:{checkpoint.parent} instead'
-        elif ':' not in name:  # its own weights, or none: anything but these errors is a bug
+                instead = f'; use the model local-dir:{checkpoint.parent}'
+        elif ':' not in name:  # other errors are bugs
             if not isinstance(e, (RuntimeError, OSError)):
                 raise
             tags = timm.list_models(f'{name.partition(".")[0]}.*', pretrained=True) if '.' in name else [name]
-            instead = '; --untrained takes it as initialised' if name in tags else f'; there are {tags}'
+            instead = '; --untrained initialises it' if name in tags else f'; available: {tags}'
         raise ValueError(f'{source}: cannot be loaded{instead} ({e or type(e).__name__})') from e
     for key, value in model.state_dict().items():
         if not value.isfinite().all():
-            raise ValueError(f'model={name!r}: its weights hold values in {key} that are not finite')
+            raise ValueError(f'model={name!r}: the weights have values in {key} that are not finite')
     return model

@@ -1,4 +1,4 @@
-"""The findings on both papers, measured again: findings."""
+"""The command findings."""
 from argparse import Namespace
 
 import torch
@@ -13,9 +13,9 @@ from .zoo import GROUP
 
 
 @command(GROUP, argument('--all', metavar='DATA', help=(
-    "measure what needs the demo's pictures or CIFAR-10 too; DATA names it as for eval (an hour)")), JSON)
+    'also measure the findings that need pictures; DATA is CIFAR-10, as for eval (takes an hour)')), JSON)
 def findings(args: Namespace) -> None:
-    """Measure the findings on both papers again, from the files that ship.
+    """Measure the findings about both papers again, from the shipped weights.
 
     Example: timm-selfconv findings
     """

@@ -24,17 +24,17 @@ from ._shared import CHECKPOINT, COUNT, DATA_DIR, DEVICE, FUSE, INPUT_KEY, JSON,
 
 TRAIN, TRANSFORM = 'train', 'transform weights'
 PICTURES_RECIPE = 'pictures'
-OVERRIDES = argument('overrides', nargs='*', metavar='KEY=VALUE', help='replaces a key of the recipe, e.g. epochs=40')
+OVERRIDES = argument('overrides', nargs='*', metavar='KEY=VALUE', help='set a key of the recipe, e.g. epochs=40')
 
 
 @command(
     TRAIN, MODEL, argument('folder', metavar='FOLDER', help=(
-        'FOLDER/train/CLASS and FOLDER/val/CLASS, or FOLDER/CLASS, of which a fifth is held out')), OVERRIDES,
-    output('DIR', 'folder of the net, and of its run', Path), CHECKPOINT,
-    argument('--img-size', type=int, metavar='N', help="side of the images in pixels (default: the net's)"),
-    argument('--seed', type=int, metavar='N', help='seed of training and of the held-out part (default: 42)'), DEVICE)
+        'pictures in FOLDER/train/CLASS and FOLDER/val/CLASS, or in FOLDER/CLASS (a fifth is held out)')), OVERRIDES,
+    output('DIR', 'folder for the net and its run', Path), CHECKPOINT,
+    argument('--img-size', type=int, metavar='N', help='size of images in pixels (default: of the net)'),
+    argument('--seed', type=int, metavar='N', help='seed of training and held-out pictures (default: 42)'), DEVICE)
 def finetune(args: Namespace) -> None:
-    """Train a net to tell your own pictures apart, from a folder with a folder a class.
+    """Fine-tune a net on your own pictures, from a folder with a folder per class.
 
     Example: timm-selfconv finetune sa_quadratic_tiny_cifar pictures --output mynet
     """
@@ -59,21 +59,21 @@ def finetune(args: Namespace) -> None:
 
 
 @command(
-    TRAIN, argument('recipe', metavar='RECIPE', help='YAML file, or a name of timm-selfconv list --recipes'), OVERRIDES,
-    output('DIR', 'folder of checkpoints and history', Path),
-    argument('--data', help="folder or timm dataset name (default: the recipe's)"), DEVICE,
-    argument('--batches', type=natural, metavar='N', help='batches an epoch, for a rehearsal (default: all)'))
+    TRAIN, argument('recipe', metavar='RECIPE', help='YAML file, or name of timm-selfconv list --recipes'), OVERRIDES,
+    output('DIR', 'folder for checkpoints and history', Path),
+    argument('--data', help='folder, or name of a timm dataset (default: of the recipe)'), DEVICE,
+    argument('--batches', type=natural, metavar='N', help='batches per epoch, for a short test (default: all)'))
 def train(args: Namespace) -> None:
-    """Train a net on one device, by a recipe that timm's train.py takes too.
+    """Train a net on one device with a recipe, which also works in timm's train.py.
 
     Examples: timm-selfconv train half_hour --output run
               timm-selfconv train paper model=sa_learned_cifar batch_size=512 lr=0.512 --output run
 
-    recipes/README.md explains the keys; KEY=VALUE is YAML, and null removes a key. DIR gets last.pth.tar after each
-    epoch (timm's layout), checkpoint_hist older ones, summary.csv (timm's columns) and history.json. Stop the command
-    at any time and start it again: it resumes after the last whole epoch, and ends with the same weights. The last
-    weights count, or their average (model_ema); nothing is chosen by test accuracy. To tune a recipe, hold out
-    training images: train_split='train[:45000]' val_split='train[45000:]'.
+    recipes/README.md explains the keys. VALUE is YAML; null removes a key. After each epoch the command writes
+    last.pth.tar in timm's layout, summary.csv with timm's columns, and history.json. You can stop it at any time. The
+    same command resumes after the last complete epoch, and gives the same weights. The result is the last weights, or
+    their moving average (model_ema). Test accuracy selects nothing. To tune a recipe, hold out training images:
+    train_split='train[:45000]' val_split='train[45000:]'.
     """
     recipe = read_recipe(args.recipe, args.overrides)
     data, device = args.data or recipe.dataset, find_device(args.device)
@@ -88,12 +88,14 @@ def train(args: Namespace) -> None:
 
 
 @command(
-    TRAIN, *NET, FUSE, argument('--data', required=True, help="folder or timm dataset, e.g. 'hfds/uoft-cs/cifar10'"),
-    DATA_DIR, split('test'), INPUT_KEY,
+    TRAIN, *NET, FUSE,
+    argument('--data', required=True, help='folder, or name of a timm dataset, e.g. hfds/uoft-cs/cifar10'), DATA_DIR,
+    split('test'), INPUT_KEY,
     argument('--target-key', default='label', metavar='KEY', help='column of the labels (default: label)'),
     argument('--class-map', type=existing_file, metavar='FILE', help=(
-        "timm's class map, a class name per line; without it classes are matched by their names")),
-    argument('--batch-size', type=natural, default=64, metavar='N', help='images a batch (default: 64)'), DEVICE, JSON)
+        "timm's class map, one class name per line (default: match classes by name)")),
+    argument('--batch-size', type=natural, default=64, metavar='N', help='images per batch (default: 64)'), DEVICE,
+    JSON)
 def eval_(args: Namespace) -> None:
     """Measure accuracy on a dataset.
 
@@ -109,7 +111,7 @@ def eval_(args: Namespace) -> None:
 
 
 def train_command(recipe: str, folder: Path) -> str:
-    """The command that trains the net of a folder further."""
+    """The command that continues to train the net of a folder."""
     config = json.loads((folder / 'config.json').read_text())
     kwargs = read_recipe(recipe, [f"model={config['architecture']}"]).model_kwargs
     kwargs = {**kwargs, **config['model_args'], 'num_classes': config['num_classes']}
@@ -123,7 +125,7 @@ def train_command(recipe: str, folder: Path) -> str:
         'target', type=model_name, metavar='TARGET', help='name of the richer net, e.g. sa_learned_content_cifar'),
     output('DIR', 'new folder for the richer net'))
 def include(args: Namespace) -> None:
-    """Turn a net into a richer one with the same logits, to train it further.
+    """Convert a net to a richer net with the same logits, to continue training.
 
     Example: timm-selfconv include sa_quadratic_tiny_cifar sa_learned_content_cifar --output rich
     """
@@ -142,7 +144,7 @@ def layer_heads(text: str) -> Tuple[int, List[int]]:
 
 
 def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
-    """The smaller net that the arguments ask for, and which heads it lost, a row each or a layer each."""
+    """The pruned net, and rows about the dropped heads."""
     if args.keep:
         pictures = sample_pictures(args.data, args.split, args.data_dir, args.input_key, args.count)
         merged, report = theory.merge_heads(model, args.keep, preprocess(model, pictures))
@@ -154,12 +156,12 @@ def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
             {'layer': layer, 'heads dropped': dropped} for layer, dropped in args.heads]
     heads = theory.degenerate_heads(model, args.min_eigenvalue, args.max_condition)
     if not heads:
-        raise ValueError(f'model={args.model!r}: has no degenerate heads, nothing to prune')
+        raise ValueError(f'model={args.model!r}: has no degenerate heads, so there is nothing to prune')
     eigenvalues = theory.precision_eigenvalues(model)
     rows = [{
         'layer': layer, 'head dropped': head, 'largest eigenvalue': float(eigenvalues[layer][head, 1]),
         'condition number': float(theory.condition_numbers(eigenvalues[layer])[head]),
-        'it attends to': 'all pixels alike' if eigenvalues[layer][head, 1] < args.min_eigenvalue else 'a thin stripe',
+        'it attends to': 'all pixels equally' if eigenvalues[layer][head, 1] < args.min_eigenvalue else 'a thin stripe',
     } for layer, dropped in heads.items() for head in dropped]
     return theory.prune_heads(model, heads), rows
 
@@ -167,23 +169,24 @@ def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
 @command(
     TRANSFORM, *NET, output('DIR', 'new folder for the smaller net'),
     argument('--min-eigenvalue', type=float, default=1e-5, help=(
-        "drop heads whose precision's largest eigenvalue is below this (default: 1e-5)")),
+        'drop heads if the largest eigenvalue of their precision is below this (default: 1e-5)')),
     argument('--max-condition', type=float, default=1e5, help=(
-        "drop heads whose precision's condition number is above this (default: 1e5; the released code: 1e3)")), [
+        'drop heads if the condition number of their precision is above this (default: 1e5; released code: 1e3)')), [
         argument('--heads', nargs='+', type=layer_heads, metavar='LAYER:HEAD,HEAD', help=(
-            'drop these instead, counted from 0')),
+            'drop these heads instead, counted from 0')),
         argument('--keep', type=int, nargs='+', metavar='HEADS', help=(
-            'keep this number of heads of each layer instead, fitted to replace the others on images of --data'))],
-    argument('--data', help='folder or name as for eval'), DATA_DIR, split('train'), INPUT_KEY, COUNT, JSON)
+            'keep so many heads per layer instead, fitted to replace the others on the images of --data'))],
+    argument('--data', help='folder or dataset, as for eval; with --keep'), DATA_DIR, split('train'), INPUT_KEY, COUNT,
+    JSON)
 def prune(args: Namespace) -> None:
-    """Drop heads: degenerate ones, heads that you name, or heads that the others can replace.
+    """Drop heads: degenerate heads, heads that you name, or heads that others can replace.
 
     Example: timm-selfconv prune sa_quadratic_tiny_cifar --heads 0:1,8 5:0 --output pruned
     """
     if args.keep and args.data is None:
-        raise ValueError(f'keep={args.keep}: needs --data, images to fit the heads on')
+        raise ValueError(f'keep={args.keep}: needs --data, for images to fit the heads on')
     if args.data is not None and not args.keep:
-        raise ValueError(f'data={args.data!r}: needs --keep, the numbers of heads')
+        raise ValueError(f'data={args.data!r}: needs --keep with the numbers of heads')
     if args.heads and len(dict(args.heads)) < len(args.heads):
         raise ValueError(f'heads={args.heads}: needs each layer once')
     model = load_model(args)
@@ -194,7 +197,7 @@ def prune(args: Namespace) -> None:
     use, train = f'local-dir:{args.output}', train_command('pruned', args.output)
     counts = tabulate(
         [('parameters', f'{before.parameters:,}', f'{after.parameters:,}'),
-         ("FLOPs, the paper's way", f'{before.linear_conv_flops:,}', f'{after.linear_conv_flops:,}'),
+         ("FLOPs, as in the paper", f'{before.linear_conv_flops:,}', f'{after.linear_conv_flops:,}'),
          ('FLOPs with attention', f'{before.flops:,}', f'{after.flops:,}')],
         headers=('', 'before', 'after'), disable_numparse=True, colalign=('left', 'right', 'right'))
     show(args, dict(model=use, dropped=rows, before=before, after=after, train=train), (

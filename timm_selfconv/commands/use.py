@@ -29,16 +29,15 @@ PART = argument('--part', choices=['both', 'content', 'position'], default='both
 
 
 def demo_pictures() -> List[Path]:
-    """Ten pictures of CIFAR-10's test split, cifar10_NUMBER_LABEL.png."""
     spec = importlib.util.find_spec('foolbox')
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError("the package foolbox has the demo's pictures: pip install 'timm_selfconv[demo]'")
+        raise ValueError("the pictures of the demo are in the package foolbox: pip install 'timm_selfconv[demo]'")
     return sorted(Path(spec.submodule_search_locations[0], 'data').glob('cifar10_0*.png'))
 
 
 @command(GROUP)
 def demo(args: Namespace) -> None:
-    """Classify ten pictures with a shipped net and print the papers' tables.
+    """Classify ten pictures with a small net, and print the papers' tables.
 
     Example: timm-selfconv demo
     """
@@ -47,13 +46,13 @@ def demo(args: Namespace) -> None:
     rows = [(path.name, CIFAR10_CLASSES[int(path.stem.split('_')[-1])], *best) for path, (best,) in zip(paths, results)]
     table = tabulate(rows, ('picture', 'true class', 'class', 'probability'), floatfmt='.3f')
     line = shlex.join(['timm-selfconv', 'explore', DEMO_MODEL, *map(str, paths), '--output', 'explorer.html'])
-    print(f"Ten pictures of CIFAR-10's test split, classified by {DEMO_MODEL}:\n\n{table}\n\n"
-          f"The papers' tables, published and measured here:\n\n{tables.format_tables(tables.paper_tables())}\n\n"
-          f'To see the attention maps of these pictures:\n{line}')
+    print(f"{DEMO_MODEL} on ten test images of CIFAR-10:\n\n{table}\n\n"
+          f"The papers' tables, with numbers measured here:\n\n{tables.format_tables(tables.paper_tables())}\n\n"
+          f'Show the attention maps of these pictures:\n{line}')
 
 
 def find_pictures(words: Sequence[str]) -> List[str]:
-    """The paths that files, folders, patterns and standard input name."""
+    """The paths of pictures that files, folders, patterns and standard input name."""
     paths: List[str] = []
     for word in words:
         if word == '-':
@@ -66,15 +65,15 @@ def find_pictures(words: Sequence[str]) -> List[str]:
                 raise ValueError(f'{word}: no such file')
             paths += [path for path in found if not Path(path).is_dir()] or [word]
     if not paths:
-        raise ValueError(f'images={words}: no pictures there ({", ".join(PICTURES)})')
+        raise ValueError(f'images={words}: needs pictures ({", ".join(PICTURES)}), has none')
     return paths
 
 
 @command(GROUP, *NET, FUSE, argument('images', nargs='+', metavar='IMAGE', help=(
-    "pictures, folders, patterns such as 'cats/*.jpg', or - for paths on standard input, one a line")), argument(
-    '--topk', type=natural, default=1, metavar='K', help='classes of each picture (default: 1)'), JSON)
+    "pictures, folders, patterns such as 'cats/*.jpg', or - for paths on standard input, one per line")), argument(
+    '--topk', type=natural, default=1, metavar='K', help='number of classes per picture (default: 1)'), JSON)
 def classify(args: Namespace) -> None:
-    """Name the most probable classes of pictures.
+    """Classify pictures.
 
     Example: timm-selfconv classify sa_quadratic_tiny_cifar cat.jpg --topk 3
     """
@@ -92,7 +91,7 @@ def classify(args: Namespace) -> None:
     table = rows and tabulate(rows, headers='keys', floatfmt='.3f', disable_numparse=[0, 1])
     names = textwrap.shorten(', '.join(label_names(model)) or 'unnamed', 400)
     if rows or args.json:
-        show(args, rows, f'{table}\n\nThis net knows {model.num_classes} classes: {names}')
+        show(args, rows, f'{table}\n\nThe net has {model.num_classes} classes: {names}')
     if errors:
         print('\n'.join(errors), file=sys.stderr)
         sys.exit(1)
@@ -103,14 +102,15 @@ def distinct_names(names: Sequence[str]) -> List[str]:
 
 
 @command(
-    GROUP, *NET, images('pictures'), output('FILE', 'the page, e.g. explorer.html'),
-    argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture'),
+    GROUP, *NET, images('pictures to show'), output('FILE', 'HTML file, e.g. explorer.html'),
+    argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture, in their order'),
     argument('--versus', action='append', type=model_name, default=[], metavar='MODEL', help=(
-        'a model to compare with, by its own weights; may be given again')),
+        'another pretrained model to compare with; can be repeated')),
     argument('--views', nargs='+', choices=['all', 'position', 'content'], default=['all'], help=(
-        'maps of all terms, of position terms, of content terms; each makes the page larger (default: all)')), PART)
+        'attention maps of all terms, only position terms or only content terms; each makes the page larger '
+        '(default: all)')), PART)
 def explore(args: Namespace) -> None:
-    """Write a page that shows where every pixel of pictures looks, in all heads.
+    """Write an HTML page with the attention maps of all heads, for every pixel of your pictures.
 
     Example: timm-selfconv explore sa_learned_content_tiny_cifar cat.jpg --output explorer.html
     """
@@ -126,10 +126,10 @@ def explore(args: Namespace) -> None:
 
 @command(
     GROUP, *NET, images(
-        'pictures to average over; needed where attention depends on content', name='--images'),
-    argument('--kernel-size', type=natural, default=3, help='side of the convolutions (default: 3)'), PART, JSON)
+        'pictures to average over; required if attention depends on content', name='--images'),
+    argument('--kernel-size', type=natural, default=3, help='size of the convolutions (default: 3)'), PART, JSON)
 def heads(args: Namespace) -> None:
-    """Describe each head, and measure how convolutional each layer is.
+    """Describe each head, and measure how close each layer is to a convolution.
 
     Example: timm-selfconv heads sa_learned_tiny_cifar
     """
@@ -140,28 +140,28 @@ def heads(args: Namespace) -> None:
 
 @command(
     GROUP, *NET, [
-        images('pictures to average over, and to draw one by one', name='--images'),
-        argument('--data', help='average over a dataset instead, a folder or name as for eval')],
-    DATA_DIR, split('test'), INPUT_KEY, COUNT, output('DIR', 'new folder of the files'),
+        images('pictures to average over, and to draw one figure each', name='--images'),
+        argument('--data', help='average over a dataset instead: a folder or a name, as for eval')],
+    DATA_DIR, split('test'), INPUT_KEY, COUNT, output('DIR', 'new folder for the figures'),
     argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
-        "query, in pixels of the first layer's grid (default: the middle)")), PART,
-    argument('--versus', type=model_name, metavar='MODEL', help='a model to compare heads with, by its own weights'),
+        'query pixel in the grid of the first layer (default: the middle)')), PART,
+    argument('--versus', type=model_name, metavar='MODEL', help='pretrained model to compare heads with'),
     argument('--run', metavar='RUN', help=(
-        "draw the heads over training too: a net with a history, or the folder of a run (timm's train.py: at the "
-        'checkpoints that it kept)')),
+        'also draw the heads during training: of a shipped net with a history, or of the folder of a run (for '
+        "timm's train.py: at the checkpoints that it kept)")),
     argument('--curves', nargs='*', metavar='RUN', help=(
-        'draw accuracy and loss over epochs too, of nets with a history and folders of runs; runs named NAME.SEED are '
-        'one curve (default: the runs of curves.yaml that ship)')),
-    argument('--format', choices=['png', 'svg', 'pdf'], default='png'))
+        'also draw accuracy and loss over epochs, of shipped nets with a history and of folders of runs; runs with '
+        'names NAME.SEED become one curve (default: the shipped runs of curves.yaml)')),
+    argument('--format', choices=['png', 'svg', 'pdf'], default='png', help='file format (default: png)'))
 def figures(args: Namespace) -> None:
-    """Draw the papers' figures of a net: its heads, attention maps and training.
+    """Draw the papers' figures for a net: heads, attention maps, training.
 
     Example: timm-selfconv figures sa_learned_tiny_cifar --run sa_learned_tiny_cifar --output figures
     """
     from timm_selfconv.look import figures as drawing
 
     if args.output.suffix in ('.png', '.svg', '.pdf'):
-        raise ValueError(f"output='{args.output}': becomes a folder of files; name it, and their kind by --format")
+        raise ValueError(f"output='{args.output}': needs the name of a folder; --format sets the file format")
     curves = None if args.curves is None else drawing.read_curves(args.curves or drawing.shipped_curves())
     model = load_model(args)
     pictures = open_images(args.images)
@@ -181,9 +181,9 @@ def figures(args: Namespace) -> None:
         print(file)
 
 
-@command(GROUP, images('a picture to convolve (default: a cat)', '?'), output('FILE', 'the page, e.g. theorem.html'))
+@command(GROUP, images('picture to convolve (default: a cat)', '?'), output('FILE', 'HTML file, e.g. theorem.html'))
 def theorem(args: Namespace) -> None:
-    """Write a page that shows a convolution and the attention heads that equal it.
+    """Write an HTML page that shows a convolution and the equal sum of attention heads.
 
     Example: timm-selfconv theorem --output theorem.html
     """

@@ -1,4 +1,4 @@
-"""Commands around the zoo: list, bench, export, publish, run."""
+"""Commands for the zoo: list, bench, export, publish, run."""
 import itertools
 import re
 import runpy
@@ -31,12 +31,12 @@ GROUP = 'maintain the zoo'
 
 
 @command(
-    GROUP, argument('--tables', action='store_true', help="print the papers' tables, published and measured here"),
+    GROUP, argument('--tables', action='store_true', help="print the papers' tables, with numbers measured here"),
     argument('--time', action='store_true', help=(
-        'with --tables: measure the inference time of plain attention over hierarchical (a minute)')),
+        'with --tables: also measure the time of plain over hierarchical attention (takes a minute)')),
     argument('--recipes', nargs='?', const='', metavar='NAME', help='list the recipes, or print the path of one'), JSON)
 def list_(args: Namespace) -> None:
-    """List the nets with parameters, FLOPs and accuracy; or the papers' tables, or the recipes.
+    """List the nets with parameters, FLOPs and accuracy, the papers' tables, or the recipes.
 
     Example: timm-selfconv list --tables
     """
@@ -48,21 +48,22 @@ def list_(args: Namespace) -> None:
     elif args.tables:
         rows, results = tables.paper_tables(args.time), tables.results_rows()
         show(args, dict(tables=rows, results=results), (
-            f'{tables.format_tables(rows)}\n\nTest accuracies, published and here\n{tables.format_results(results)}'))
+            f'{tables.format_tables(rows)}\n\nTest accuracies\n{tables.format_results(results)}'))
     else:
         rows = tables.zoo_rows()
         show(args, rows, tables.format_zoo(rows))
 
 
 @command(
-    GROUP, *NET, argument('--img-size', type=natural, nargs='+', help="sides of the images (default: the net's)"),
+    GROUP, *NET, argument('--img-size', type=natural, nargs='+', help='image sizes in pixels (default: of the net)'),
     argument('--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)'),
-    argument('--dtype', nargs='+', default=['float32'], choices=['float32', 'bfloat16'], help='default: float32'),
-    argument('--train', action='store_true', help='forward, loss and backward instead of eval forwards'), DEVICE,
-    argument('--threads', type=natural, help='threads of the CPU (default: as torch chooses)'),
-    argument('--seconds', type=float, default=3., help='of turns, for each way to compute (default: 3)'), JSON)
+    argument('--dtype', nargs='+', default=['float32'], choices=['float32', 'bfloat16'], help=(
+        'types of parameters and images (default: float32)')),
+    argument('--train', action='store_true', help='measure forward, loss and backward instead of inference'), DEVICE,
+    argument('--threads', type=natural, help='threads of the CPU (default: of torch)'),
+    argument('--seconds', type=float, default=3., help='time per net and size (default: 3)'), JSON)
 def bench(args: Namespace) -> None:
-    """Measure speed, and compare it with the released algorithm and the net's matrix products.
+    """Measure speed, compared with the released algorithm and with the matrix products of the net.
 
     Example: timm-selfconv bench sa_quadratic_tiny_cifar --img-size 32 64 --batch-size 1
     """
@@ -81,14 +82,14 @@ def bench(args: Namespace) -> None:
         try:
             speeds += benchmark.bench(model, size, batch, dtype, args.train, args.seconds)
         except (AssertionError, RuntimeError) as e:
-            raise ValueError(f'img_size={size}: {type(model).__name__} does not take it ({e})') from e
+            raise ValueError(f'img_size={size}: {type(model).__name__} does not accept it ({e})') from e
     table = tabulate(
         [speed.values() for speed in speeds], ('', 'pixels', 'batch', 'dtype', 'images a second', 'ratio',
                                                'of the GEMM limit'), floatfmt='.2f', missingval='-')
     show(args, dict(
         model=args.model, train=args.train, device=hardware, threads=torch.get_num_threads(), speeds=speeds), (
-        f"{args.model}, {'forward and backward' if args.train else 'eval'}, {hardware}: medians of batches, all taking "
-        f'turns\n{table}'))
+        f"{args.model}, {'forward and backward' if args.train else 'eval'}, {hardware}: medians of batches in turn\n"
+        f'{table}'))
 
 
 def fact(text: str) -> Tuple[str, str]:
@@ -99,21 +100,22 @@ def fact(text: str) -> Tuple[str, str]:
 
 
 @command(
-    GROUP, argument('model', type=model_name, metavar='MODEL', help='NAME or NAME.TAG, of the zoo'),
+    GROUP, argument('model', type=model_name, metavar='MODEL', help='NAME or NAME.TAG of a net of the zoo'),
     argument('--checkpoint', required=True, type=existing_file, metavar='FILE', help="e.g. timm's last.pth.tar"),
-    argument('--data', required=True, help='CIFAR-10, as for eval'), output('DIR', 'folder of the new files', Path),
-    argument('--fact', action='append', type=fact, default=[], metavar='KEY=VALUE', help='a row of the card'))
+    argument('--data', required=True, help='CIFAR-10, as for eval'), output('DIR', 'folder for the new files', Path),
+    argument('--fact', action='append', type=fact, default=[], metavar='KEY=VALUE', help=(
+        'a row of the card; can be repeated')))
 def export(args: Namespace) -> None:
-    """Turn a training checkpoint into a weight file with a measured model card.
+    """Export a checkpoint as a weight file with a model card and its measured accuracy.
 
     Example: timm-selfconv export sa_quadratic_tiny_cifar --checkpoint run/last.pth.tar --data cifar10 --output weights
     """
     path = args.output / weights_path(args.model).name
-    check_new(path)  # a card without weights is what a killed export left
+    check_new(path)  # a killed export leaves only a card
     history = find_history(args.checkpoint.parent)  # of the run
     if history is not None:
         read_history(history)
-    name, card = args.model.partition('.')[0], path.with_suffix('.md')  # a new tag is not registered yet
+    name, card = args.model.partition('.')[0], path.with_suffix('.md')  # a new tag is not registered
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
         saving.save_weights(create_model(name, args.checkpoint), saved)
@@ -130,10 +132,10 @@ def export(args: Namespace) -> None:
             **dict(args.fact), 'SHA-256': sha256(saved)}
         summary = (timm.model_entrypoint(name).__doc__ or '').partition('\n')[0]
         measured_on = None if is_cifar10_test(model, args.data) else f'the test split of {data_name(args.data)}'
-        ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # where pretrained=True finds it
+        ships = path.resolve().parts[-3:-1] == ('timm_selfconv', 'weights')  # pretrained=True loads it from there
         text = saving.model_card(
             args.model, summary, result.top1, result.images, facts, measured_on, None if ships else path.name)
-        replace_file(card, lambda file: file.write_text(text))  # first: no weights without a card
+        replace_file(card, lambda file: file.write_text(text))  # before the weights
         if history is not None:
             replace_file(path.with_suffix(f'.{HISTORY}'), lambda file: shutil.copyfile(history, file))
         saving.record_checksum(path, facts['SHA-256'])
@@ -143,12 +145,12 @@ def export(args: Namespace) -> None:
 
 @command(
     GROUP, argument('models', nargs='*', metavar='MODEL', help=(
-        'local-dir:FOLDER, or nets of the zoo that have weights (default: all of these)')),
+        'local-dir:FOLDER, or nets of the zoo with weights (default: all nets with weights)')),
     argument('--owner', required=True, metavar='ORG', help=(
-        'its repositories take the names of nets and folders; log in with: hf auth login')),
-    argument('--private', action='store_true', help='make new repositories that only their owner can see'))
+        'owner of the repositories, which get the names of nets and folders; log in with: hf auth login')),
+    argument('--private', action='store_true', help='create private repositories'))
 def publish(args: Namespace) -> None:
-    """Upload nets to the Hub: weights, configuration and card, in one commit each.
+    """Upload nets to the Hub with weights, configuration and card, one commit per net.
 
     Example: timm-selfconv publish local-dir:mynet --owner me
     """
@@ -171,10 +173,10 @@ def publish(args: Namespace) -> None:
         tqdm.write(publishing.publish(model, repo_id, card, args.private, weights))
 
 
-@command(GROUP, argument('script', type=existing_file, metavar='SCRIPT', help="a Python file, e.g. timm's validate.py"),
-         argument('args', nargs=REMAINDER, metavar='ARGS', help='its arguments'))
+@command(GROUP, argument('script', type=existing_file, metavar='SCRIPT', help="Python file, e.g. timm's validate.py"),
+         argument('args', nargs=REMAINDER, metavar='ARGS', help='arguments of the script'))
 def run(args: Namespace) -> None:
-    """Run a timm script (validate.py, benchmark.py, ...) with the zoo registered.
+    """Run a script of timm (validate.py, benchmark.py, ...) with the nets of the zoo.
 
     Example: timm-selfconv run validate.py --model sa_quadratic_tiny_cifar --pretrained --data-dir pictures
     """
@@ -182,6 +184,6 @@ def run(args: Namespace) -> None:
     sys.path.insert(0, str(Path(args.script).resolve().parent))
     try:
         runpy.run_path(str(args.script), run_name='__main__')
-    except Exception:  # a script's errors are its own
+    except Exception:  # an error of the script
         traceback.print_exc()
         sys.exit(1)
