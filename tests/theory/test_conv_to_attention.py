@@ -7,6 +7,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from hypothesis import example, given, settings, strategies as st
+from torch.nn.utils import prune
 
 from held import LargestTensor
 from timm_selfconv.layers import SelfAttention2d, conv_attention
@@ -247,6 +248,7 @@ def hooked(conv):
     (nn.LazyConv2d(4, 3), 'conv=LazyConv2d: is lazy'),
     (NegatedConv(3, 4, 3), 'conv=NegatedConv: has a forward of its own, needs that of nn.Conv2d'),
     (nn.utils.parametrizations.weight_norm(make_conv()), 'conv=ParametrizedConv2d: is parametrized'),
+    (prune.l1_unstructured(make_conv(), 'weight', 0.5), 'conv=Conv2d: is parametrized, pruned or hooked'),
     (hooked(make_conv()), 'hooked'),
     (make_conv(dtype=torch.complex64), 'conv=Conv2d: has torch.complex64 weights'),
     (make_conv(dtype=torch.bfloat16, dilation=257), r'dilation=\(257, 257\): torch.bfloat16 does not hold'),

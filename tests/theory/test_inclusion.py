@@ -150,6 +150,13 @@ def test_nets_that_do_not_fit_are_named(kwargs, match):
         include(net, make_net('learned', **{'terms': ('content_position',), **kwargs}))
 
 
+def test_an_activation_that_timm_cannot_name_needs_a_net_as_target():
+    net, wanted = (make_net(encoding, act_layer='gelu_tanh') for encoding in ('quadratic', 'quadratic_gen'))
+    with pytest.raises(ValueError, match=r"target='sa_quadratic_gen_cifar': cannot be made with .*gelutanh.*give a"):
+        include(net, 'sa_quadratic_gen_cifar')
+    assert_same_function(include(net, wanted), net, noise(2, 3, 8, 8))
+
+
 def test_other_nets_are_refused():
     for name in ('no_such_net', 'resnet18_cifar', 'vit_tiny_patch16_224'):
         with pytest.raises(ValueError, match=f"target='{name}': needs a SelfAttentionNet, or the registered name of"):
