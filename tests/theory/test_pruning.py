@@ -95,8 +95,9 @@ def test_everything_else_stays():
 
 @pytest.mark.parametrize('heads,match', [
     ({2: [0]}, r'heads=\{2: \[0\]\}: there is no layer 2, layers are 0 to 1'),
-    ({0: [4]}, r'heads=\{0: \[4\]\}: layer 0 needs heads from 0 to 3, each once'),
-    ({1: [0, 3, 2, 1]}, 'no head of layer 1 would be left'),
+    ({0: [4]}, r'heads=\{0: \[4\]\}: layer 0 needs heads from 0 to 3, each once, not all'),
+    ({0: [1, 1]}, 'each once, not all'),
+    ({1: [0, 3, 2, 1]}, 'layer 1 needs heads from 0 to 3, each once, not all'),
     ({0: 1}, r'heads=\{0: 1\}: needs a dictionary of heads by layer'),
 ])
 def test_heads_that_cannot_go_are_named(heads, match):
