@@ -1,6 +1,6 @@
-"""A small Hugging Face Hub on 127.0.0.1: enough of its API for the real client to publish and to download.
+"""A small Hugging Face Hub on 127.0.0.1 with the API that its client needs to publish and download.
 
-It takes every file as a small one, in the commit itself: where large ones go is the client's own matter.
+Commits contain all files. Separate uploads of large files are the matter of the client.
 """
 import base64
 import hashlib
@@ -19,16 +19,14 @@ def git_blob(content):
 
 
 class Hub:
-    """What the server knows.
+    """State of the server.
 
     Attributes:
         repos: A list of commits per repository, each a dictionary from path to content; the last one is main.
         tags: Number of a commit, by repository and tag.
         requests: Method and path of each request, in order.
         private: Repositories that only their owner can see.
-        faults: What goes wrong: a pattern of method and path, with the status to answer with, or 'cut' to close the
-            connection in the middle of a file, 'flipped' to change its last byte.
-        etags: ETag of a repository's files, in the place of the right one.
+        faults: Status to answer with, by a pattern of method and path.
     """
     address = ''
 
@@ -36,10 +34,10 @@ class Hub:
         self.clear()
 
     def clear(self):
-        self.repos, self.tags, self.requests, self.private, self.faults, self.etags = {}, {}, [], set(), {}, {}
+        self.repos, self.tags, self.requests, self.private, self.faults = {}, {}, [], set(), {}
 
     def number(self, repo, revision):
-        """Of a commit; None if there is no such revision."""
+        """Number of a commit; None if there is no such revision."""
         if revision == 'main':
             return len(self.repos[repo]) - 1
         return int(revision, 16) if re.fullmatch('[0-9a-f]{40}', revision) else self.tags.get((repo, revision))
@@ -98,28 +96,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.rfile.readline()
         self.hub.requests.append(request)
         fault = next((fault for what, fault in self.hub.faults.items() if re.search(what, request)), None)
-        if isinstance(fault, int):
+        if fault:
             self.send(fault, dict(error=f'fault {fault}'))
         elif self.command in ('POST', 'DELETE') and self.headers.get('Authorization') != f'Bearer {TOKEN}':
             self.send(401, dict(error='log in'))
         elif words[2:3] == ['resolve']:
-            self.send_file('/'.join(words[:2]), words[3], '/'.join(words[4:]), fault)
+            self.send_file('/'.join(words[:2]), words[3], '/'.join(words[4:]))
         else:
             self.send(*self.hub.answer(self.command, words, [json.loads(line) for line in body.splitlines()]))
 
     do_HEAD = do_POST = do_DELETE = do_GET
 
-    def send_file(self, repo, revision, name, fault):
+    def send_file(self, repo, revision, name):
         number = self.hub.number(repo, revision) if repo in self.hub.repos else None
         if number is None or name not in self.hub.repos[repo][number]:
             return self.send(404, {}, {'X-Error-Code': 'RepoNotFound' if number is None else 'EntryNotFound'})
         content = self.hub.repos[repo][number][name]
-        etag = self.hub.etags.get(repo, git_blob(content))
-        if fault == 'flipped':
-            content = content[:-1] + bytes([content[-1] ^ 1])
-        self.send(200, content, {'X-Repo-Commit': f'{number:040x}', 'ETag': f'"{etag}"'}, fault == 'cut')
+        self.send(200, content, {'X-Repo-Commit': f'{number:040x}', 'ETag': f'"{git_blob(content)}"'})
 
-    def send(self, status, content, headers=(), cut=False):
+    def send(self, status, content, headers=()):
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         self.send_header('Content-Length', str(len(content)))
@@ -127,8 +122,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != 'HEAD':
-            self.wfile.write(content[:len(content) // 2] if cut else content)
-        self.close_connection = self.close_connection or cut
+            self.wfile.write(content)
 
     def log_message(self, *args):
         pass
@@ -136,7 +130,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def serve():
-    """A Hub that lives as long as the block."""
     hub = Hub()
     with http.server.ThreadingHTTPServer(('127.0.0.1', 0), type('HubHandler', (Handler,), dict(hub=hub))) as server:
         hub.address = f'http://127.0.0.1:{server.server_port}'

@@ -1,6 +1,8 @@
+"""Entrypoints for torch.hub."""
 import subprocess
 import sys
 
+import pytest
 import timm
 import torch
 
@@ -8,7 +10,7 @@ from timm_selfconv.models import zoo_names
 
 
 def test_every_model_is_listed_and_described(repo):
-    """What torch.hub.list and torch.hub.help read, which take repositories on GitHub only."""
+    """As torch.hub.list and torch.hub.help read them; these work only with GitHub."""
     hubconf = torch.hub._import_module('hubconf', repo / 'hubconf.py')
     listed = [n for n in dir(hubconf) if callable(getattr(hubconf, n)) and not n.startswith('_')]
     assert sorted(listed) == sorted(zoo_names())
@@ -16,6 +18,7 @@ def test_every_model_is_listed_and_described(repo):
         assert getattr(hubconf, name).__doc__ == timm.model_entrypoint(name).__doc__ and getattr(hubconf, name).__doc__
 
 
+@pytest.mark.slow
 def test_dependencies_are_what_nets_need(repo):
     subprocess.run([sys.executable, '-c', 'import sys, hubconf; assert set(hubconf.dependencies) <= set(sys.modules)'],
                    cwd=repo, check=True)

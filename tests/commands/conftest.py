@@ -1,4 +1,4 @@
-"""What tests of commands share: weights and pictures on disk."""
+"""Weights and pictures for tests of commands."""
 import pytest
 import timm
 from timm.models import save_for_hf

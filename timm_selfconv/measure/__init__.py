@@ -1,7 +1,6 @@
-"""Measures of a net's cost and accuracy.
+"""Cost, accuracy and speed of nets.
 
-- counting: parameters and FLOPs, each by a named convention.
-- published: what the papers' tables say. tables: those tables, beside what is measured here.
+- counting: parameters and FLOPs. bench: speed.
 - evaluation: accuracy on a dataset.
-- bench: how much faster one net, or one path of its attention, is than another.
+- published: the papers' tables. tables: these tables with measured numbers.
 """

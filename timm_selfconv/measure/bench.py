@@ -1,4 +1,4 @@
-"""Speed of a net beside the papers' released algorithm, and beside its Linear products alone, all taking turns."""
+"""Speed of a net, of the released algorithm of the paper, and of the Linear products alone, measured in turn."""
 import copy
 import itertools
 import statistics
@@ -17,7 +17,7 @@ __all__ = ['bench', 'gemm_limit', 'released', 'time_interleaved']
 
 
 class ReleasedAttention(nn.Module):
-    """Computes a layer as https://github.com/epfml/attention-cnn: all probabilities, one einsum, two Linear layers."""
+    """A layer as in https://github.com/epfml/attention-cnn: all probabilities, one einsum, two Linear layers."""
 
     def __init__(self, attn: SelfAttention2d):
         super().__init__()
@@ -45,7 +45,7 @@ class ReleasedAttention(nn.Module):
 
 
 def released(model: SelfAttentionNet) -> SelfAttentionNet:
-    """A copy of a net that computes the same by the released algorithm."""
+    """Return a copy of a net with the released algorithm."""
     model = copy.deepcopy(model)
     for block in model.blocks:
         block.attn = ReleasedAttention(block.attn)
@@ -53,7 +53,10 @@ def released(model: SelfAttentionNet) -> SelfAttentionNet:
 
 
 def time_interleaved(steps: Sequence[Callable[[], Any]], min_run_time: float = 1.0) -> List[float]:
-    """Median seconds a call of functions that take turns: a first turn, then as many as fill ``min_run_time`` each."""
+    """Return the median seconds per call of functions that are called in turn.
+
+    After a first turn, turns repeat until they take ``min_run_time`` seconds per function.
+    """
     seconds: List[List[float]] = []
     while len(seconds) < 2 or sum(map(sum, seconds[1:])) < min_run_time * len(steps):
         marks = [time.perf_counter()]
@@ -67,7 +70,7 @@ def time_interleaved(steps: Sequence[Callable[[], Any]], min_run_time: float = 1
 
 
 def gemm_limit(model: SelfAttentionNet, images: torch.Tensor, train: bool) -> Callable[[], Any]:
-    """A net's Linear products alone, on tensors of their shapes: forward, in training both gradients too."""
+    """Return a function that computes only the Linear products of a net, in training also of both gradients."""
     model, products = released(model), []
     for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
         layer.register_forward_hook(lambda m, x, y: products.append((m.weight, x[0].flatten(0, -2), y.flatten(0, -2))))
@@ -86,9 +89,11 @@ def gemm_limit(model: SelfAttentionNet, images: torch.Tensor, train: bool) -> Ca
 def bench(
         model: nn.Module, img_size: int, batch_size: int, dtype: str, train: bool = False, min_run_time: float = 3.,
 ) -> List[Dict[str, Any]]:
-    """Time a copy of a net on square images: eval, or forward, cross-entropy and backward if ``train``.
+    """Time a copy of a net on square images: inference, or forward, cross-entropy and backward if ``train``.
 
-    Of a :class:`SelfAttentionNet` the first row, to which ``ratio`` is, is of the released algorithm.
+    Returns:
+        A row per algorithm. For a :class:`SelfAttentionNet` the first row is the released algorithm, and ``ratio`` is
+        the speed relative to it.
     """
     net: Any = copy.deepcopy(model).to(getattr(torch, dtype)).train(train)
     ours = isinstance(net, SelfAttentionNet)

@@ -1,10 +1,8 @@
-"""Parameters and FLOPs of a net, every count by one named convention.
+"""Parameters and FLOPs of a net.
 
-torch's FlopCounterMode counts the products of matrices that a net runs on the meta device, 2 FLOPs per multiply-add:
-Linear, Conv2d, and the products of attention (queries with keys and tables, probabilities with values, row and column
-factors with values). It counts no norms, softmax, activations, sums and pooling, and no products element by element:
-scores of the position term, once for all images (0.04 % of sa_learned_cifar), a quadratic encoding's products of
-offsets with coefficients, and SAN's weighted sums over a footprint (0.8 % of san_patchwise_hier_cifar).
+FlopCounterMode of torch counts matrix products on the meta device, 2 FLOPs per multiply-add: Linear, Conv2d and the
+products of attention. It does not count norms, softmax, activations, sums, pooling and element-wise products, such as
+the weighted sums of SAN over a footprint (0.8 % of san_patchwise_hier_cifar).
 """
 import copy
 from dataclasses import dataclass
@@ -27,12 +25,11 @@ class Counts:
     """Counts of one net for one image.
 
     Attributes:
-        parameters: Numbers in all parameters, frozen ones included.
-        linear_conv_flops: 2 x multiply-adds of Linear and Conv2d: the papers' convention.
-        fvcore_macs: fvcore's count for the path that runs, given a handle for fused attention, which it lacks:
-            multiply-adds (it says flops), with norms and adaptive pooling, and to four digits an einsum.
-        dense_flops: 2 x all multiply-adds, attention through explicit maps.
-        flops: 2 x all multiply-adds, attention on the path that runs.
+        parameters: Number of parameters, with frozen ones.
+        linear_conv_flops: 2 x multiply-adds of Linear and Conv2d, the convention of the papers.
+        fvcore_macs: Multiply-adds by fvcore, with norms and adaptive pooling; fvcore rounds an einsum to four digits.
+        dense_flops: 2 x all multiply-adds, with explicit attention maps.
+        flops: 2 x all multiply-adds of the default path.
     """
     parameters: int
     linear_conv_flops: int
@@ -42,7 +39,7 @@ class Counts:
 
 
 class LinearConvFlops(TorchFunctionMode):
-    """Counts what a FlopCounterMode counts inside of linear functions and convolutions."""
+    """Adds up the count of a FlopCounterMode during linear functions and convolutions."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()
@@ -58,21 +55,19 @@ class LinearConvFlops(TorchFunctionMode):
 
 
 def count_flops(model: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
-    """FLOPs of all products when a net sees images, and of those of its linear functions and convolutions."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter, LinearConvFlops(counter) as linear_conv:
         model(images)
     return counter.get_total_flops(), linear_conv.flops
 
 
 def attention_macs(inputs: List[Any], outputs: List[Any]) -> int:
-    """softmax(q k') v for fvcore: a product per query and key in q k', and one with v."""
+    """Multiply-adds of softmax(q k') v, which fvcore does not know."""
     key, out = get_shape(inputs[1]), get_shape(outputs[0])
     queries = prod(out[:-1])  # batch and heads included
     return queries * key[-2] * (key[-1] + out[-1])
 
 
 def fvcore_macs(model: nn.Module, images: torch.Tensor) -> int:
-    """Count by fvcore, its warnings off."""
     analysis = FlopCountAnalysis(model, images).set_op_handle('aten::scaled_dot_product_attention', attention_macs)
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings('none')
     with torch.no_grad():
@@ -83,7 +78,7 @@ def count(model: nn.Module, input_size: Tuple[int, int, int] = (3, 32, 32)) -> C
     """Count a net's parameters and FLOPs for one image, in eval mode.
 
     Args:
-        model: Any net; it is copied and left as it is.
+        model: Any net. It does not change.
         input_size: Channels, height and width of the image.
     """
     net: Any = copy.deepcopy(model).eval()
@@ -97,10 +92,5 @@ def count(model: nn.Module, input_size: Tuple[int, int, int] = (3, 32, 32)) -> C
         if hasattr(module, 'fused_attn'):
             module.fused_attn = False
     dense_flops, _ = count_flops(net, images)
-    return Counts(
-        parameters=sum(p.numel() for p in net.parameters()),
-        linear_conv_flops=linear_conv_flops,
-        fvcore_macs=macs,
-        dense_flops=dense_flops,
-        flops=flops,
-    )
+    parameters = sum(p.numel() for p in net.parameters())
+    return Counts(parameters, linear_conv_flops, macs, dense_flops, flops)

@@ -19,7 +19,7 @@ CIFAR10_TEST = 0x7d79e752791e1a3f8555c99847bcbd1210edb70997e4519cd59bb1741e4f6ee
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies between 0 and 1 on a number of images, and how many went through a second, decoding included."""
+    """Accuracies between 0 and 1, the number of images, and the speed including decoding."""
     top1: float
     top5: float
     per_class: Dict[str, float]
@@ -28,18 +28,14 @@ class Evaluation:
 
 
 def find_device(name: Optional[str]) -> torch.device:
-    """A device by torch's name for it; None for CUDA where there is one, else the CPU.
-
-    Raises:
-        ValueError: If there is none of that name here that can compute.
-    """
+    """Return a device by name; None is CUDA if available, else the CPU. Raises a ValueError if it cannot compute."""
     if name is None:
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
         number = torch.zeros(1, device=name)
-        number.item()  # the meta device has none
-    except (RuntimeError, AssertionError) as e:  # the latter where torch was built without CUDA
-        raise ValueError(f'device={name!r}: needs one that torch finds here ({e})') from e
+        number.item()  # fails on the meta device
+    except (RuntimeError, AssertionError) as e:  # AssertionError: torch without CUDA
+        raise ValueError(f'device={name!r}: needs a device of this machine ({e})') from e
     return number.device
 
 
@@ -54,27 +50,23 @@ def evaluate(
         device: str = 'cpu',
         class_map: Optional[str] = None,
 ) -> Evaluation:
-    """Evaluate a classifier in eval mode, on images preprocessed as its configuration says.
+    """Evaluate a classifier in eval mode, with the preprocessing of its configuration.
 
     Args:
         model: The classifier, with a timm configuration.
-        data: A folder in the Hub's parquet layout, a folder of one folder a class, or any dataset name of timm's
+        data: A folder in the parquet layout of the Hub, a folder with a folder per class, or a dataset name of timm
             ('hfds/uoft-cs/cifar10', 'torch/cifar10', ...).
         split: Split of the dataset.
-        batch_size: Images a batch.
-        data_dir: Folder of a named dataset's files, for those that need it ('torch/cifar10').
-        input_key: Column of the images, for the Hub's layout.
-        target_key: Column of the labels, for the Hub's layout.
-        device: Device to run on, by torch's name.
-        class_map: timm's class map, which numbers the labels; without it they are matched by their names with the
-            model's ``label_names``, where both have some.
-
-    Returns:
-        Accuracies over all images of the split.
+        batch_size: Images per batch.
+        data_dir: Folder with the files of a named dataset.
+        input_key: Column of the images.
+        target_key: Column of the labels.
+        device: Name of a torch device.
+        class_map: Class map of timm. Without it, the names of the labels are matched with ``label_names`` of the model.
 
     Raises:
-        ValueError: If there is no such dataset or device, no images in it, one that can't be read, or labels that the
-            model has no class for.
+        ValueError: If dataset or device do not exist, the dataset is empty, an image cannot be read, or the model has
+            no class for a label.
     """
     on = find_device(device)
     dataset: Any = open_dataset(data, split, data_dir, input_key, target_key, class_map)
@@ -96,8 +88,8 @@ def evaluate(
     label, num_classes = torch.cat(labels), logits.shape[1]
     if int(label.max()) >= num_classes or int(label.min()) < 0:
         raise ValueError(
-            f'data={data!r}: has labels from {int(label.min())} to {int(label.max())}, '
-            f'but the model has {num_classes} classes')
+            f'data={data!r}: has labels from {int(label.min())} to {int(label.max())}, the model has '
+            f'{num_classes} classes')
     hit = torch.cat(predictions) == label[:, None]
     top1, top5 = hit[:, 0].double(), hit.any(1).double()
     names = class_names(model, num_classes)
@@ -106,11 +98,11 @@ def evaluate(
 
 
 def is_cifar10_test(model: nn.Module, data: str) -> bool:
-    """Return True if a dataset's test split is CIFAR-10's: its 10,000 images, 1,000 a class, in any order.
+    """Return True if a dataset has the 10,000 test images of CIFAR-10 with their classes, in any order.
 
     Args:
-        model: Its ``label_names`` number the classes of a dataset that names its own.
-        data: As :func:`evaluate`.
+        model: A model with ``label_names``, which number the classes of the dataset.
+        data: See :func:`evaluate`.
     """
     dataset: Any = open_dataset(data, 'test', None, 'img', 'label')
     if isinstance(dataset, IterableDataset) or len(dataset) != 10_000:

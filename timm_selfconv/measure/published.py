@@ -8,27 +8,28 @@ PAPER = 'Cordonnier, Loukas, Jaggi, ICLR 2020 (arXiv:1911.03584)'
 REPORT = '[Re] On the Relationship between Self-Attention and Convolutional Layers, Varma T, Prabhu, 2021'
 
 SECOND_VALUES = (
-    "The report's net has a second value projection per head and, in its released code, MLPs of 400 channels. Ours has "
-    'no second projection and MLPs of 512.')
+    'The net of the report has a second value projection per head and, in its released code, MLPs of 400 channels. '
+    'The net here has no second projection and MLPs of 512 channels.')
 WITHOUT_SECOND_LINEAR = (
-    "29.5M is the paper's net, as here. The report's has no second Linear(D -> D): 28.5M parameters (attn_proj=False).")
-PAIRWISE_COUNT = "The published 3.74M is the pairwise net's count; patchwise weights take more."
+    '29.5M is the net of the paper, as here. The net of the report has no second Linear(D -> D) (attn_proj=False) and '
+    '28.5M parameters.')
+PAIRWISE_COUNT = 'The published 3.74M is the count of the pairwise net; patchwise weights take more.'
 
 
 @dataclass(frozen=True)
 class Published:
-    """A row of a table as published.
+    """A row of a published table.
 
     Attributes:
-        source: Publication of the table.
-        table: Its number there.
-        label: The table's name for the net.
-        name: The net here.
+        source: Publication.
+        table: Number of the table.
+        label: Name of the net in the table.
+        name: Name of the net here.
         accuracy: CIFAR-10 test accuracy, between 0 and 1.
-        parameters: Number of parameters as printed, '-' if unknown.
-        flops: FLOPs as printed, '-' if unknown.
-        milliseconds: Wall time as printed; the report's released code times one image on a GPU.
-        note: Difference between the published net and ours.
+        parameters: Number of parameters as printed, or '-'.
+        flops: FLOPs as printed, or '-'.
+        milliseconds: Time of one image on a GPU.
+        note: Difference between the published net and the net here.
         plain: For a hierarchical net (HA), the net of plain attention (SA) to compare with.
     """
     source: str

@@ -1,14 +1,13 @@
-"""Trained weights: the files, their model cards and histories.
+"""Trained weights with model cards and histories.
 
-- ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: shipped weights, their card and history. SHA256SUMS: all
-  weights of this version.
-- ``curves/NET.SEED.history.json``: histories of recipes/curves.yaml, for learning curves, without weights.
-- this file: names and cards, read without torch. history: the history of a training.
+- ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: shipped weights, card and history.
+- ``SHA256SUMS``: checksums of all weights of this version, in the package or on the Hub.
+- ``curves/NET.SEED.history.json``: histories of recipes/curves.yaml, without weights.
+- this file: names and cards, read without torch. history: the history of a run.
 - loading: files of the package or the Hub. saving: weight files, folders, cards. publishing: repositories on the Hub.
 
-Weights of the tag ``cifar10`` were trained from scratch with labels only. ``pretrained=True`` loads them, and their
-files have the name of the net. Files of other tags are ``name.tag`` and load by tag only: ``dist_cifar10`` had a
-teacher, ``from_quadratic_cifar10`` was initialised from another net.
+Weights with the tag ``cifar10`` were trained from scratch with labels only, and ``pretrained=True`` loads them. Weights
+with the tag ``dist_cifar10`` had a teacher, and weights with ``from_quadratic_cifar10`` started from another net.
 """
 import re
 from pathlib import Path
@@ -24,12 +23,12 @@ LICENSE = 'apache-2.0'
 
 
 def weights_path(name: str) -> Path:
-    """Path of shipped weights: a net's registered name means the tag ``cifar10``."""
+    """Path of shipped weights. A name without a tag has the tag ``cifar10``."""
     return WEIGHTS_DIR / f"{name.removesuffix('.cifar10')}.safetensors"
 
 
 def tagged_name(name: str) -> str:
-    """The name with its tag, for timm.create_model."""
+    """Return a name with its tag, for timm.create_model."""
     return name if '.' in name else f'{name}.cifar10'
 
 
@@ -42,19 +41,19 @@ def card_path(name: str) -> Path:
 
 def checksums() -> Dict[str, str]:
     """SHA-256 of all weights of this version, in the package or on the Hub, by sorted name."""
-    file = WEIGHTS_DIR / 'SHA256SUMS'
-    lines = file.read_text().splitlines() if file.is_file() else []
+    sums = WEIGHTS_DIR / 'SHA256SUMS'
+    lines = sums.read_text().splitlines() if sums.is_file() else []
     return dict(sorted((Path(file).stem, checksum) for checksum, file in map(str.split, lines)))
 
 
 def measured_accuracy(name: str) -> Optional[float]:
-    """CIFAR-10 test accuracy, from 0 to 1, that the model card of shipped weights states; None if no card ships."""
+    """CIFAR-10 test accuracy on the card of shipped weights, from 0 to 1; None if the card has no such row."""
     stated = re.match(r'([\d.]+) .* of the CIFAR-10 test split', card_facts(name).get('test accuracy', ''))
     return float(stated[1]) if stated else None
 
 
 def card_facts(name: str) -> Dict[str, str]:
-    """Facts of a model card (recipe, epochs, seed, time, ...); empty without a card."""
+    """Rows of a model card (recipe, epochs, seed, time, ...); empty without a card."""
     if not card_path(name).is_file():
         return {}
     return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
@@ -66,18 +65,18 @@ def named_net(name: str, fact: str) -> Optional[str]:
 
 
 def origin(name: str) -> Optional[str]:
-    """Name of the weights that shipped weights were initialised from, None if from scratch."""
+    """Name of the weights that shipped weights started from; None for training from scratch."""
     return named_net(name, 'initialised from')
 
 
 def teachers(name: str) -> List[str]:
-    """Teachers of shipped weights, after the teachers of the weights that they were initialised from."""
+    """Teachers of shipped weights, after the teachers of the weights that they started from."""
     begun, teacher = origin(name), named_net(name, 'teacher')
     return list(dict.fromkeys([*(teachers(begun) if begun else []), *([teacher] if teacher else [])]))
 
 
 def provenance(name: str) -> str:
-    """Phrase for teacher and origin of weights."""
+    """Describe teacher and origin of weights."""
     if 'teacher' not in card_facts(name):
         there_are = ':' in name or name.removesuffix('.cifar10') in checksums()
         return 'teacher and origin unknown' if there_are else 'no weights'
@@ -89,7 +88,7 @@ def provenance(name: str) -> str:
 
 
 def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = False) -> str:
-    """Describe a net's weights by their card: teacher, origin, epochs and accuracy.
+    """Describe weights by their card: teacher, origin, epochs and accuracy.
 
     Args:
         name: Registered name, with or without a tag, or ``local-dir:`` or ``hf-hub:``.
@@ -99,7 +98,7 @@ def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = F
     if untrained:
         return 'untrained'
     facts = {} if checkpoint else card_facts(name)
-    if 'teacher' not in facts:  # no card, or one of somebody else's
+    if 'teacher' not in facts:  # no card, or a card of another project
         source = checkpoint or name.partition(':')[2]
         return f'weights of {Path(source).absolute().name}' if source else 'its own weights'
     told, epochs = [provenance(name)], facts.get('epochs')

@@ -1,14 +1,14 @@
-"""The history of a training: a row per epoch, with losses, accuracies and heads; read without torch.
+"""The history of a run: a row per epoch with losses, accuracies and heads, read without torch.
 
-A training writes ``history.json`` into its folder; the history of shipped weights is ``NAME.history.json``. It is one
-JSON object:
+A run writes ``history.json`` into its folder. The history of shipped weights is ``NAME.history.json``. It is one JSON
+object:
 
     model   name of the net
     grid    rows and columns of its layers, or null
-    rows    objects, after 0, 1, 2, ... epochs, or equal parts of one: ``epochs`` (trained so far), ``train_loss``,
-            ``lr`` and ``images_per_second`` since the last row; ``eval_loss``, ``eval_top1`` and ``eval_top5`` (per
-            cent) after a validation; ``heads``, by layer and head, mean (row, column) and covariance (rows, columns,
-            both) of the attended offset, in pixels of the grid, or null for heads that look at content
+    rows    an object after 0, 1, 2, ... epochs, or equal parts of an epoch: ``epochs`` (trained so far);
+            ``train_loss``, ``lr`` and ``images_per_second`` since the last row; ``eval_loss``, ``eval_top1`` and
+            ``eval_top5`` (per cent) after a validation; ``heads``, by layer and head: mean (row, column) and covariance
+            (rows, columns, both) of the attended offset in pixels of the grid, or null for attention to content
 """
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ HISTORY = 'history.json'  # in the folder of a run
 
 
 def find_history(run: Union[str, Path]) -> Optional[Path]:
-    """The history of shipped weights, by name, or in the folder of a run (a Path or ``./NAME``); None without one."""
+    """Path of the history of shipped weights, by name, or of a run, by folder (a Path or ``./NAME``); None without."""
     shipped = weights_path(str(run)).with_suffix(f'.{HISTORY}')
     is_name = isinstance(run, str) and Path(run).name == run
     path = shipped if is_name and shipped.is_file() else Path(run, HISTORY)
@@ -31,11 +31,7 @@ def find_history(run: Union[str, Path]) -> Optional[Path]:
 
 
 def read_history(path: Path) -> Dict[str, Any]:
-    """Read a history and check that it is whole.
-
-    Raises:
-        ValueError: If the file is no history, or a row is missing or has no numbers where it needs some.
-    """
+    """Read a history. Raises a ValueError if the file is not a history, or a row or number is missing."""
     try:
         history = json.loads(path.read_text())
         epochs = [row['epochs'] for row in history['rows']]
@@ -47,17 +43,17 @@ def read_history(path: Path) -> Dict[str, Any]:
             raise ValueError('needs five numbers for each head')
         [float(x) for numbers in (told, *heads) for x in numbers]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f'{path}: is no history of timm_selfconv.train ({type(e).__name__}: {e})') from e
+        raise ValueError(f'{path}: is no history of timm-selfconv train ({type(e).__name__}: {e})') from e
     return history
 
 
 def write_history(path: Path, model: str, grid: Optional[List[int]], rows: List[Dict[str, Any]]) -> None:
-    """Write a history, or replace one, atomically; a row per line."""
+    """Write or replace a history atomically, with a line per row."""
     lines = ',\n  '.join(json.dumps(row) for row in rows)
     text = f'{{"model": {json.dumps(model)}, "grid": {json.dumps(grid)}, "rows": [\n  {lines}\n]}}\n'
     replace_file(path, lambda file: file.write_text(text))
 
 
 def accuracies(history: Dict[str, Any]) -> Dict[float, float]:
-    """Top-1 accuracy in per cent by epochs trained, where it was measured."""
+    """Measured top-1 accuracy in per cent, by trained epochs."""
     return {row['epochs']: row['eval_top1'] for row in history['rows'] if row.get('eval_top1') is not None}

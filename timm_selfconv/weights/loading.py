@@ -1,4 +1,4 @@
-"""Weights of the zoo: files of the package, else of the Hub, checked after the download."""
+"""Weights of the zoo from files of the package, else from the Hub with a checksum."""
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +21,12 @@ REVISION = f'v{__version__.partition(".dev")[0]}'  # tag of this version in each
 
 
 def hub_id(name: str) -> str:
-    """The repository of weights on the Hub, with its tag, as timm's ``hf_hub_id``."""
+    """The repository of weights on the Hub with its tag, for ``hf_hub_id`` of timm."""
     return f'{OWNER}/{name}@{REVISION}'
 
 
 def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
-    """Sources of a net's weights by tag, as timm's configurations have them; ``cifar10`` may have none."""
+    """Sources of the weights of a net by tag, for configurations of timm; ``cifar10`` can have no source."""
     tagged = [entry for entry in checksums() if entry.startswith(f'{name}.')]
     return {
         entry.partition('.')[2] or 'cifar10': dict(hf_hub_id=hub_id(entry), hf_hub_filename=WEIGHTS_FILE)
@@ -34,11 +34,11 @@ def weight_sources(name: str) -> Dict[str, Dict[str, str]]:
 
 
 def weights_file(cfg: PretrainedCfg, cache_dir: Optional[str] = None) -> Optional[Path]:
-    """Path of a weight file in the package, else in the Hub client's cache; None for weights from elsewhere.
+    """Path of a weight file in the package, else in the cache of the Hub; None for weights of other sources.
 
     Raises:
         OSError: If the download fails.
-        RuntimeError: If the downloaded file has another checksum than this version's.
+        RuntimeError: If the checksum of the downloaded file differs.
     """
     name = f'{cfg.architecture}.{cfg.tag}'.removesuffix('.cifar10')
     if cfg.state_dict or cfg.file or cfg.source not in (None, '', 'timm') or cfg.hf_hub_id != hub_id(name):
@@ -56,30 +56,30 @@ def weights_file(cfg: PretrainedCfg, cache_dir: Optional[str] = None) -> Optiona
         file.resolve().unlink()
         raise RuntimeError(
             f'{name}: the weights of {repo_id} on {constants.ENDPOINT} are damaged or of another version of '
-            'timm_selfconv (their SHA-256 is not the one in weights/SHA256SUMS); try again, or update timm_selfconv')
+            'timm_selfconv (their SHA-256 is not in weights/SHA256SUMS); try again, or update timm_selfconv')
     return file
 
 
 def require_hub() -> None:
-    """Raise an OSError if the Hub does not answer; its client would retry for minutes."""
+    """Raise an OSError if the Hub does not answer, because its client would retry for minutes."""
     if constants.HF_HUB_OFFLINE:
         return
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception as e:  # the HTTP library differs between versions of the client
         raise OSError(
-            f'{constants.ENDPOINT} does not answer ({e or type(e).__name__}); check the network, or take what has been '
-            'downloaded before: HF_HUB_OFFLINE=1') from e
+            f'{constants.ENDPOINT} does not answer ({e or type(e).__name__}); check the network, or use earlier '
+            'downloads with HF_HUB_OFFLINE=1') from e
 
 
 @contextmanager
 def hub_errors(repo_id: str) -> Iterator[None]:
-    """Turn errors of the Hub about a repository into an OSError with the reason."""
+    """Turn errors of the Hub into an OSError with the repository and the reason."""
     require_hub()
     try:
         yield
     except RepositoryNotFoundError as e:
         raise OSError(f'{repo_id}: no such repository on the Hub (404), or a private one: hf auth login') from e
-    except Exception as e:  # likewise
+    except Exception as e:  # of an HTTP library
         reason = (isinstance(e, LocalEntryNotFoundError) and e.__cause__) or e
         raise OSError(f'{repo_id}: {reason or type(reason).__name__}') from e

@@ -1,4 +1,4 @@
-"""Nets on the Hub: a repository each."""
+"""Upload of nets to the Hub, a repository per net."""
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,20 +15,20 @@ __all__ = ['publish']
 
 def publish(
         model: nn.Module, repo_id: str, card: str, private: bool = False, weights: Optional[Path] = None) -> str:
-    """Upload a net to the Hub in one commit, like timm's push_to_hf_hub, but replace an old card.
+    """Upload a net to the Hub in one commit, like push_to_hf_hub of timm, but replace an old card.
 
     Args:
-        model: A net that timm made.
-        repo_id: Repository, 'owner/name', created if need be.
-        card: Its README.md.
-        private: Make a new repository private.
-        weights: File to upload instead of the model's weights; the commit gets the tag of this version.
+        model: A net made by timm.
+        repo_id: Repository 'owner/name'. It is created if it does not exist.
+        card: Text of its README.md.
+        private: Create a private repository.
+        weights: File to upload instead of the weights of the model; the commit then gets the tag of this version.
 
     Returns:
-        The commit's address.
+        Address of the commit.
 
     Raises:
-        OSError: If the Hub can't be reached, has no such owner, or refuses.
+        OSError: If the Hub does not answer, has no such owner, or refuses.
     """
     api = HfApi()
     with hub_errors(repo_id), tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ __all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_we
 
 
 def record_checksum(path: Path, checksum: str) -> None:
-    """Add a weight file to ``SHA256SUMS`` in its folder, which ``sha256sum -c`` reads."""
+    """Add a weight file to ``SHA256SUMS`` in its folder, in the format of ``sha256sum``."""
     sums = path.with_name('SHA256SUMS')
     lines = sums.read_text().splitlines() if sums.is_file() else []
     sums_of = {name: known for known, name in map(str.split, lines)} | {path.name: checksum}
@@ -33,16 +33,16 @@ def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = 
     for name, value in model.state_dict().items():
         value = value.to('cpu', dtype if value.is_floating_point() else value.dtype)
         if not value.isfinite().all():
-            raise ValueError(f'dtype={dtype}: {name} holds values that are not finite in it')
+            raise ValueError(f'dtype={dtype}: {name} has values that are not finite in this type')
         tensors[name] = value.contiguous()
     write_new(path, safetensors.torch.save(tensors, metadata={'format': 'pt'}))
 
 
 def write_net(model: Any, folder: Union[str, Path], card: Optional[str] = None) -> None:
-    """Write a net that timm made into a folder, for timm's ``local-dir:`` and ``hf-hub:`` and for transformers.
+    """Write a net made by timm into a folder, for ``local-dir:`` and ``hf-hub:`` of timm, and for transformers.
 
-    transformers passes ``num_classes`` to timm itself, reads ``label_names`` at the top level only, and without a
-    ``torch_dtype`` computes in the dtype of the weight file.
+    transformers passes ``num_classes`` to timm, reads only ``label_names`` at the top level, and computes in the dtype
+    of the weight file if ``torch_dtype`` is missing.
     """
     with os_errors(f'{folder} cannot be written', SafetensorError):
         names = model.pretrained_cfg.get('label_names') or ()
