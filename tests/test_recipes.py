@@ -1,4 +1,4 @@
-"""Recipes: what timm's train.py makes of them, and what the papers say."""
+"""Recipes: their keys in timm's train.py, and the papers' hyper-parameters."""
 import importlib.util
 import re
 import shlex
@@ -10,7 +10,10 @@ import torch
 import yaml
 
 from pictures import fill, save_parquet
+from timm_selfconv.measure.tables import shown, zoo_rows
+from timm_selfconv.models import zoo_names
 from timm_selfconv.training.recipes import read_recipe
+from timm_selfconv.weights import card_facts
 from tiny_nets import small_sizes
 
 FOLDER = Path(__file__).resolve().parent.parent / 'recipes'
@@ -58,11 +61,17 @@ def test_recipes_fit_train_py(recipe, train_py):
     assert load(recipe)['device_modules'] == ['timm_selfconv']
 
 
-def test_commands_of_the_chapter_are_taken():
-    spans = re.findall('`(recipes/.+?)`', (FOLDER / 'README.md').read_text())
-    words = [shlex.split(span) for span in spans if 'model=' in span]
-    nets = [read_recipe(str(FOLDER.parent / recipe), overrides).model for recipe, *overrides in words]
-    assert len(nets) > 2 * len(RECIPES) and all(timm.is_model(net) for net in nets)
+def test_the_chapter_has_each_net_with_its_accuracies_and_recipes():
+    chapter = (FOLDER / 'README.md').read_text()
+    rows = {name: cells.split(' | ') for name, cells in re.findall(r'^\| `(\w+_cifar)` \| (.*) \|$', chapter, re.M)}
+    assert list(rows) == zoo_names()
+    for row in zoo_rows():
+        *accuracies, published, ours = rows[row['name']]
+        assert accuracies == [shown(row['paper'], '.3f'), shown(row['report'], '.3f'), shown(row['accuracy'], '.4f')]
+        assert ours == shown(f"`{Path(card_facts(row['name'])['recipe']).stem}`" if row['accuracy'] else None)
+        recipes = {recipe.strip('`') for recipe in (published, ours)} - {'-'}
+        assert recipes and all(read_recipe(recipe, [f"model={row['name']}"]) for recipe in recipes)
+    assert set(re.findall(r'^\| \[`(\w+)`\]', chapter, re.M)) == set(RECIPES)
 
 
 COMMON = dict(
