@@ -1,12 +1,12 @@
-"""Attention as layers: maths in pure functions, under thin modules.
+"""Attention layers: thin modules over pure functions.
 
-- functional: how attention is computed: scores and three formulas.
+- functional: attention scores, and three formulas that apply them.
 - attention: ``SelfAttention2d`` on a grid of pixels, with every term of the paper's equation (8).
 - encodings: quadratic, learned and absolute positions.
-- san_attention: ``SanAttention2d``, vectors of weights over a small footprint. footprint: its windows and sums.
+- san_attention: ``SanAttention2d``, a weight per channel over a small footprint. footprint: its windows and sums.
 - token_attention: ``TokenAttention`` of vision transformers. gated_attention: ``GatedAttention`` of ConViT.
 - conv_attention: ``ConvAttention``, one head per tap of a kernel.
-- parameters: checks of arguments and weights, selection of heads, names that weight decay skips.
+- parameters: checks of arguments and weights, selection of heads, parameters without weight decay.
 
 Only torch and timm.layers are imported here.
 """

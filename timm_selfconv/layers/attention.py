@@ -1,4 +1,4 @@
-"""Multi-head self-attention over a grid of pixels: scores, probabilities, gathered pixels, values."""
+"""Multi-head self-attention on a grid of pixels."""
 import copy
 from typing import Any, Final, List, Optional, Sequence, Tuple
 
@@ -32,12 +32,12 @@ class SelfAttention2d(nn.Module):
         A[q, k] = (x_q Wq Wk' x_k  +  x_q Wq r_delta  +  u Wk' x_k) / sqrt(D)  +  v r_delta
                    content            content_position   key_bias                 position
 
-    and the layer returns ``sum_h softmax(A_h) X W_h`` (equations 1 and 4) through one more linear map. Every head has
-    as many channels as the layer: the paper's theorem gives min(D_h, D_out) output channels.
+    and the layer returns ``sum_h softmax(A_h) X W_h`` (equations 1 and 4), followed by one more Linear. Every head has
+    as many channels as the layer, because the theorem gives min(D_h, D_out) output channels.
 
-    Separable attention by position goes through row and column factors, content with many pixels through torch's fused
-    attention. All else, and all where ``fused_attn`` is False or ``attn_drop`` has a hook, makes an explicit map:
-    softmax, then ``attn_drop``. Dropout of positions needs the map too; all images of a batch share it.
+    Separable position scores use row and column factors. Content with many pixels uses torch's fused attention. All
+    other cases make an explicit map, softmax and then ``attn_drop``. So does dropout of position scores, a hook on
+    ``attn_drop``, or ``fused_attn = False``.
     """
     absolute: Final[bool]
     relative: Final[bool]
@@ -62,17 +62,17 @@ class SelfAttention2d(nn.Module):
         Args:
             dim: Channels of the input, of every head and of the output.
             num_heads: Number of heads.
-            terms: Which terms of equation (8) to keep, any of :data:`TERMS`.
+            terms: Terms of equation (8), any of :data:`TERMS`.
             encoding: One of :data:`ENCODINGS`: relative ('quadratic', 'quadratic_gen' with a full precision per head,
                 'learned') or absolute ('sinusoid', 'absolute' for learned vectors; equation 3).
-            grid_size: Rows and columns of the input, which learned encodings are made for.
-            qk_bias: Give the query and key maps a bias.
-            proj: Send the sum of the heads through one more linear map, as the paper does.
+            grid_size: Rows and columns of the input, for learned encodings.
+            qk_bias: Add a bias to queries and keys.
+            proj: Add a second Linear after the values, as in the paper.
             attn_drop: Dropout rate of the attention probabilities.
             proj_drop: Dropout rate of the output.
 
         Raises:
-            ValueError: If an argument is out of range or the terms do not fit the encoding.
+            ValueError: If an argument is out of range or the encoding does not support the terms.
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
@@ -86,7 +86,7 @@ class SelfAttention2d(nn.Module):
         self.absolute = encoding in ABSOLUTE
         self.relative = 'position' in terms or 'content_position' in terms
         self.separable = terms == ('position',) and encoding != 'quadratic_gen'
-        self.coupled = self.relative and encoding == 'quadratic_gen'  # rows and columns, in one score
+        self.coupled = self.relative and encoding == 'quadratic_gen'  # a score that couples rows and columns
         has_query = 'content' in terms or 'content_position' in terms
         has_key = 'content' in terms or 'key_bias' in terms
 
@@ -111,25 +111,25 @@ class SelfAttention2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the parameters that no submodule initialises."""
+        """Initialise the key bias; submodules initialise themselves."""
         if self.key_bias is not None:
             trunc_normal_(self.key_bias, std=0.02)
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
-        """Keys of x, shape (B, H, W, dim): shape (B, heads, H W, dim). Only for terms with content or key_bias."""
+        """Return keys of x, shape (B, heads, H W, dim), for terms with content or key_bias."""
         assert self.key is not None
         key = self.key(self.encoding(x) if self.absolute else x)
         return key.view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
     @torch.jit.unused
     def fuse(self) -> 'SelfAttention2d':
-        """A copy for inference with ``proj`` merged into ``value``; timm's `reparameterize_model` calls this.
+        """Return a copy for inference with ``proj`` merged into ``value``. timm's `reparameterize_model` calls this.
 
         Returns:
-            The copy, in eval mode, its parameters frozen.
+            The copy, in eval mode, with frozen parameters.
 
         Raises:
-            ValueError: If a merged layer is wrapped, parametrised or hooked.
+            ValueError: If ``value`` or ``proj`` is wrapped, parametrised or hooked.
         """
         check_dense(self, ('value', 'proj'))
         fused = copy.deepcopy(self).eval().requires_grad_(False)
@@ -143,10 +143,7 @@ class SelfAttention2d(nn.Module):
         return fused
 
     def keep_heads(self, heads: Sequence[int]) -> None:
-        """Keep these heads, in this order, and drop all parameters of the others.
-
-        The output loses the contribution of the dropped heads, nothing else.
-        """
+        """Keep these heads, in this order, and remove the parameters of the others."""
         index = torch.tensor(heads)
         channels = head_channels(index, self.dim)
         if self.relative:
@@ -169,16 +166,16 @@ class SelfAttention2d(nn.Module):
     ) -> Tuple[
             Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor],
             Optional[torch.Tensor]]:
-        """The parts of the scores, as :func:`~timm_selfconv.layers.functional.dense_scores` adds them up.
+        """Compute the arguments of :func:`~timm_selfconv.layers.functional.dense_scores`.
 
         Args:
             x: Input, shape (B, H, W, dim).
-            key: Keys to attend to in place of x's own, see :meth:`keys`.
-            queries: Rows of the queries, shape (Q,); all H by default.
+            key: Keys that replace the keys of x, see :meth:`keys`.
+            queries: Rows of the queries, shape (Q,); default: all H.
 
         Returns:
-            Queries over sqrt(D) with ``u`` added, shape (B, heads, Q, W, dim), and keys, (B, heads, H W, dim), or None
-            without content and key bias; scores of rows, of columns, and of both, or None.
+            Queries over sqrt(D) plus ``u``, shape (B, heads, Q, W, dim), and keys, (B, heads, H W, dim), or None
+            without content and key bias. Then row, column and coupled scores, or None.
         """
         height, width = x.shape[1], x.shape[2]
         query: Optional[torch.Tensor] = None
@@ -207,18 +204,18 @@ class SelfAttention2d(nn.Module):
         return query, key, rows, cols, cross
 
     def attention_probs(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Attention probabilities of an input, by whichever formula the forward attends.
+        """Return attention probabilities. They do not depend on the formula that the forward pass uses.
 
         Args:
             x: Input, shape (B, H, W, dim).
-            key: Keys to attend to in place of x's own, see :meth:`keys`.
+            key: Keys that replace the keys of x, see :meth:`keys`.
 
         Returns:
-            Probabilities before dropout, at least float32, shape (B, heads, H, W, H, W), query before key. Attention
-            that ignores content is expanded over the batch, not copied.
+            Probabilities before dropout, at least float32, shape (B, heads, H, W, H, W), query before key. Without
+            content they are expanded over the batch, not copied.
 
         Raises:
-            ValueError: If x has another shape.
+            ValueError: If x has the wrong shape.
         """
         batch, height, width, _ = check_input(x, self.dim).shape
         query, key, rows, cols, cross = self.score_parts(x, key)
@@ -227,15 +224,15 @@ class SelfAttention2d(nn.Module):
         return probs.expand(batch, -1, -1, -1, -1, -1)
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Attend, to keys given or x's own (see :meth:`keys`); x and the result have shape (B, H, W, dim).
+        """Map x, shape (B, H, W, dim), to the same shape. ``key`` replaces the keys of x, see :meth:`keys`.
 
         Raises:
-            ValueError: If x has another shape.
+            ValueError: If x has the wrong shape.
         """
         x = check_input(x, self.dim)
         explicit = not self.fused_attn
         if not torch.jit.is_scripting():
-            # hooks on all modules, as profilers set them, need no map
+            # profilers hook all modules, and need no map
             explicit = explicit or len(self.attn_drop._forward_hooks) > len(self.proj_drop._forward_hooks)
         if self.separable and not explicit and not (self.training and self.attn_drop.p > 0.):
             rows, cols, _ = self.encoding(None, x.shape[1], x.shape[2])
@@ -246,7 +243,7 @@ class SelfAttention2d(nn.Module):
                 gathered = gather_by_factors(row_probs, col_probs, x)
             return self.proj_drop(self.proj(self.value(gathered)))
 
-        chunks: List[Optional[torch.Tensor]] = [None]  # rows of queries, all at once
+        chunks: List[Optional[torch.Tensor]] = [None]  # None: all rows of queries
         if not torch.jit.is_scripting():
             if self.coupled and not explicit:
                 chunks = rows_at_once(x, self.num_heads * (1 if self.key is None else len(x)))
@@ -261,5 +258,5 @@ class SelfAttention2d(nn.Module):
                 attn = self.attn_drop(attn)
                 gathered = gather_by_maps(attn, x, x.shape[2])
             parts.append(gathered)
-        gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # to concatenate one copies it
+        gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # torch.cat copies even one
         return self.proj_drop(self.proj(self.value(gathered)))

@@ -1,4 +1,4 @@
-"""A convolution as self-attention: one head per kernel tap, by position, and by content if it is to be more."""
+"""A convolution as self-attention, with one head per kernel tap."""
 import copy
 from functools import partial
 from math import prod
@@ -16,20 +16,20 @@ __all__ = ['CONVS', 'Conv', 'ConvAttention', 'pad_widths', 'tap_centers']
 
 Conv = Union[nn.Conv1d, nn.Conv2d, nn.Conv3d]
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# so many heads attend together; more do in steps that gather OUTPUTS times the elements of the output, or ELEMENTS
+# heads that attend together; with more heads, a step gathers OUTPUTS times the elements of the output, or ELEMENTS
 AT_ONCE, OUTPUTS, ELEMENTS = 9, 4, 2 ** 20
-# output channels per key from which on maps are faster than factors: the value product costs more than they do
+# output channels per key above which maps are faster than factors
 FEW_KEYS = 2
 
 
 def tap_centers(kernel_size: Sequence[int], dilation: Sequence[int]) -> torch.Tensor:
-    """Offset of each kernel tap from the kernel's middle, in pixels, last axis fastest, shape (taps, K)."""
+    """Return the offset of each kernel tap from the middle, in pixels, last axis fastest, shape (taps, K)."""
     axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation)]
     return torch.cartesian_prod(*axes).view(-1, len(axes))
 
 
 def pad_widths(conv: Union[Conv, 'ConvAttention']) -> List[int]:
-    """A convolution's padding as `torch.nn.functional.pad` takes it: last axis first, before and after."""
+    """Return the padding of a convolution for `torch.nn.functional.pad`: last axis first, before and after."""
     if isinstance(conv.padding, str):
         widths = [d * (k - 1) if conv.padding == 'same' else 0 for k, d in zip(conv.kernel_size, conv.dilation)]
         return [half for width in reversed(widths) for half in (width // 2, width - width // 2)]
@@ -37,11 +37,9 @@ def pad_widths(conv: Union[Conv, 'ConvAttention']) -> List[int]:
 
 
 def gather(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Attend along every axis in turn.
+    """Attend along each axis: x, shape (heads or 1, n_1, ..., n_K, ...), and factors, shapes (heads, q_i, n_i).
 
-    Each product takes the first axis and puts its result last, so that all are products of matrices as they lie
-    in memory, no copy is made, and the attention's axes end up behind the others. From x, shape
-    (heads or 1, n_1, ..., n_K, ...), and factors, shapes (heads, q_i, n_i), comes shape (heads, ..., q_1, ..., q_K).
+    Each product moves the first axis to the end, so no copy is made. The result has shape (heads, ..., q_1, ..., q_K).
     """
     for factor in factors:
         rest = x.shape[2:]
@@ -50,47 +48,43 @@ def gather(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class ConvAttention(nn.Module):
-    """A convolution along K axes as multi-head self-attention, one head per kernel tap (Theorem 1 of the paper).
+    """A convolution along K axes as multi-head self-attention, one head per kernel tap (Theorem 1).
 
-    Keys k are all pixels of the padded input, queries q those that the kernel's middle is placed on. Head h attends by
-    position only (equation 8 with its last term), with the quadratic encoding (lemma 2) of dimension K + 1:
+    Keys k are the pixels of the padded input. Queries q are the pixels under the middle of the kernel. Head h attends
+    by position only (the last term of equation 8), with the quadratic encoding (lemma 2) of dimension K + 1:
 
         y[q] = bias + sum_h sum_k softmax_k(v_h r_(k - q)) W_h x[k]
         v_h = -alpha_h (1, -2 Delta_h),   r_delta = (|delta|^2, delta)
 
     As ``v r_delta = -alpha |delta - Delta|^2`` up to a constant, the softmax is a product of one softmax per axis,
-    exactly and borders included. The layer holds no map over all pairs of pixels, but where these are few beside the
-    channels: with K = 2 and N pixels it costs O(N^1.5), not O(N^2).
+    borders included. With K = 2 and N pixels the layer costs O(N^1.5), not O(N^2). It makes a map only for few pixels.
 
-    With ``content`` the scores have equation 8's first term too, ``x_q Wq_h Wk_h' x_k / sqrt(D)``, whose queries begin
-    at zero: nothing changes until they are trained.
+    ``content`` adds the first term of equation 8, ``x_q Wq_h Wk_h' x_k / sqrt(D)``. Its queries start at zero, so it
+    has no effect before training.
 
-    All parameters train. Gradients of centres and spreads are as small as the attention that other pixels than the
-    tap's get: with alpha = 46 next to nothing, so lower the spreads to let heads move. A pixel that is infinite or not
-    a number spoils all outputs, not just those whose kernel covers it.
+    With alpha = 46 the gradients of centres and spreads are almost zero, so lower the spreads to train them. An
+    infinite pixel or a nan affects all outputs.
 
     Attributes:
-        centers: ``Delta``, where each head looks, in pixels from the query, shape (heads, K). Heads stand in the order
-            of the kernel's taps, last axis fastest.
+        centers: ``Delta``, the centre of each head, in pixels from the query, shape (heads, K). Heads are in the order
+            of the kernel taps, last axis fastest.
         spreads: Inverse standard deviation of each head's Gaussian, in 1 / pixels; ``alpha = spread^2 / 2``, shape
             (heads,).
         value_weight: ``W_h``, shape (heads, out_channels, in_channels // groups).
         bias: Shape (out_channels,), or None.
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode: As the convolution has
-            them (padding a tuple, 'same' or 'valid'). Kernel size and dilation say here how far inside the padded grid
-            the queries stand.
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode: As in the convolution.
     """
     bias: Optional[torch.Tensor]
 
     def __init__(self, conv: Conv, alpha: float = 46., content: int = 0):
         """
         Args:
-            conv: A convolution that computes no more than one with its weight does.
-            alpha: Inverse width of every head's Gaussian.
-            content: Channels of each head's queries and keys, 0 to attend by position only.
+            conv: A plain convolution.
+            alpha: Inverse width of the Gaussians.
+            content: Channels of the queries and keys of a head, 0 for attention by position only.
 
         Raises:
-            ValueError: If heads are to look at content where they share no channels, or not on a plane.
+            ValueError: If content is used with groups, or not in two dimensions.
         """
         if content and (content < 0 or conv.groups > 1 or len(conv.kernel_size) != 2):
             raise ValueError(
@@ -127,7 +121,7 @@ class ConvAttention(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The heads' values as a convolution's weight, shape (out_channels, in_channels // groups, *kernel_size)."""
+        """The values as a convolution weight, shape (out_channels, in_channels // groups, *kernel_size)."""
         return self.value_weight.permute(1, 2, 0).unflatten(2, self.kernel_size)
 
     def extra_repr(self) -> str:
@@ -141,16 +135,13 @@ class ConvAttention(nn.Module):
         return text + ('' if self.padding_mode == 'zeros' else f', padding_mode={self.padding_mode!r}')
 
     def precisions(self) -> torch.Tensor:
-        """Precision of each head on a plane, at least float32, shape (heads, 2, 2)."""
+        """Return the precision of each head in 2D, at least float32, shape (heads, 2, 2)."""
         return torch.diag_embed(at_least_float32(self.spreads).square()[:, None].expand(-1, 2))
 
     def queries(self, size: Sequence[int]) -> List[range]:
-        """Positions of the queries along each axis of a padded input: of the kernel's middle for each output.
+        """Return the positions of queries along each axis of a padded input, or raise a ValueError if it is too small.
 
-        An even kernel has its middle before the centre, as padding='same' has it, so that there output i is query i.
-
-        Raises:
-            ValueError: If the input is smaller than the kernel.
+        The middle of an even kernel is before its centre, as for padding='same'.
         """
         queries = []
         for n, kernel_size, dilation, stride in zip(size, self.kernel_size, self.dilation, self.stride):
@@ -163,13 +154,9 @@ class ConvAttention(nn.Module):
         return queries
 
     def axis_scores(self, size: Sequence[int]) -> List[torch.Tensor]:
-        """Scores by position along each axis, each query's largest 0; their sum is the score.
+        """Return position scores along each axis of a padded input, at least float32, shapes (heads, queries, keys).
 
-        Args:
-            size: Size of the padded input along each axis.
-
-        Returns:
-            At least float32, shapes (heads, queries, keys).
+        Their sum is the score, up to a constant per query.
         """
         precision = at_least_float32(self.spreads).square()
         return [
@@ -179,18 +166,18 @@ class ConvAttention(nn.Module):
             for axis, q in enumerate(self.queries(size))]
 
     def axis_factors(self, size: Sequence[int]) -> List[torch.Tensor]:
-        """Attention by position along each axis, softmax of :meth:`axis_scores`; their product is the attention."""
+        """Return the softmax of :meth:`axis_scores`. The product of the factors is the attention."""
         return [scores.softmax(dim=-1) for scores in self.axis_scores(size)]
 
     def attention_probs(self, size: Sequence[int]) -> torch.Tensor:
-        """Attention by position of all queries to all keys, which is what the layer never makes itself.
+        """Return attention by position as an explicit map.
 
         Args:
             size: Size of the input along each axis, without padding.
 
         Returns:
-            Probabilities, at least float32, shape (heads, q_1, ..., q_K, k_1, ..., k_K): one query per output pixel,
-            one key per pixel of the padded input.
+            Probabilities, at least float32, shape (heads, q_1, ..., q_K, k_1, ..., k_K). Queries are output pixels,
+            keys are pixels of the padded input.
         """
         widths, dims = pad_widths(self)[::-1], len(self.kernel_size)
         factors = self.axis_factors([n + sum(widths[2 * i:2 * i + 2]) for i, n in enumerate(size)])
@@ -198,20 +185,16 @@ class ConvAttention(nn.Module):
         return torch.einsum(*operands, list(range(1 + 2 * dims)))
 
     def attend(self, x: torch.Tensor, factors: Sequence[torch.Tensor], heads: slice) -> torch.Tensor:
-        """Contribution of some heads to the output.
-
-        Pixels become values before or after they are attended to, whichever leaves fewer channels to attend to.
+        """Return the part of the output from some heads, shape (out_channels, B, q_1, ..., q_K).
 
         Args:
             x: Input, shape (n_1, ..., n_K, in_channels, B).
             factors: Attention of these heads along each axis, shapes (heads, q_i, n_i).
-            heads: Which heads.
-
-        Returns:
-            Their part of the output, shape (out_channels, B, q_1, ..., q_K).
+            heads: Slice of the heads.
         """
         size, batch, groups = x.shape[:-2], x.shape[-1], self.groups
         weight = self.value_weight[heads].unflatten(1, (groups, -1)).to(x.dtype)  # some einsums ignore autocast
+        # values first if they have fewer channels
         if self.out_channels < self.in_channels:
             pixels = x.reshape(prod(size), groups, weight.shape[3], batch)
             values = torch.einsum('ngcb,hgdc->hngdb', pixels, weight)
@@ -221,14 +204,7 @@ class ConvAttention(nn.Module):
         return torch.einsum('hgcm,hgdc->gdm', gathered.flatten(2).unflatten(1, (groups, -1)), weight).reshape(shape)
 
     def attend_to_content(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend by content and position.
-
-        Args:
-            x: Padded input, shape (B, in_channels, H, W).
-
-        Returns:
-            Shape (B, out_channels, Q1, Q2).
-        """
+        """Attend by content and position: padded x, shape (B, in_channels, H, W), to (B, out_channels, Q1, Q2)."""
         pixels, shape = x.permute(0, 2, 3, 1), (self.num_heads, self.content)
         (r, c), (rows, cols) = self.queries(x.shape[2:]), self.axis_scores(x.shape[2:])
         queries = pixels[:, r.start:r.stop:r.step, c.start:c.stop:c.step]
@@ -242,11 +218,7 @@ class ConvAttention(nn.Module):
         return F.linear(gathered, self.value_weight.transpose(0, 1).flatten(1), self.bias).permute(0, 3, 1, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Convolve x, shape (B, in_channels, n_1, ..., n_K) or without B.
-
-        Raises:
-            ValueError: If x has another shape, or is smaller than the kernel.
-        """
+        """Convolve x, shape (B, in_channels, n_1, ..., n_K) or without B."""
         dims = len(self.kernel_size)
         if x.dim() not in (dims + 1, dims + 2) or x.shape[-1 - dims] != self.in_channels:
             raise ValueError(
@@ -261,7 +233,7 @@ class ConvAttention(nn.Module):
             x = F.pad(x, widths, self.padding_mode)
         elif self.content:
             x = F.pad(x, widths)
-        else:  # zeros have no values: all that they do is take their share of the softmax
+        else:  # zeros only take a share of the softmax
             before = widths[-2::-2]
         if self.content:
             return self.attend_to_content(x)
@@ -285,7 +257,7 @@ class ConvAttention(nn.Module):
         out = x.new_zeros(())
         for start in range(0, self.num_heads, step):
             part = self.attend(x, [f[start:start + step] for f in factors], slice(start, start + step))
-            out = out + at_least_float32(part)  # a sum of halves would be rounded once per step
+            out = out + at_least_float32(part)  # half precision would round each partial sum
         out = out.to(part.dtype).transpose(0, 1)
         if self.bias is not None:
             out = out + self.bias.to(out.dtype).view(-1, *[1] * dims)

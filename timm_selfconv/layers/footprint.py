@@ -1,4 +1,4 @@
-"""Windows (footprints) around each query, and their sums weighted by channel: pure functions."""
+"""Windows (footprints) around each query, and their weighted sums."""
 from typing import List
 
 import torch
@@ -10,7 +10,7 @@ __all__ = ['aggregate', 'footprint']
 
 
 def windows(x: torch.Tensor, kernel_size: int, stride: int, dilation: int) -> List[torch.Tensor]:
-    """Views of x, shape (..., H, W), of equal shape: one per offset of a kernel that stays inside, row by row."""
+    """Return one strided view of x, shape (..., H, W), per kernel offset, row by row."""
     reach = dilation * (kernel_size - 1)
     rows, cols = x.shape[-2] - reach, x.shape[-1] - reach
     views: List[torch.Tensor] = []
@@ -22,31 +22,31 @@ def windows(x: torch.Tensor, kernel_size: int, stride: int, dilation: int) -> Li
 
 
 def reflected(x: torch.Tensor, kernel_size: int, dilation: int) -> torch.Tensor:
-    """Add the reflected pixels that footprints reach around x, shape (B, C, H, W)."""
+    """Pad x, shape (B, C, H, W), by reflection for the footprints at its border."""
     margin = dilation * (kernel_size // 2)
     if min(x.shape[-2], x.shape[-1]) <= margin:
         raise ValueError(f'x of shape {list(x.shape)}: needs a height and width of at least {margin + 1}')
-    if margin > 0:  # autocast pads in float32, and all later results would stay in it
+    if margin > 0:  # autocast pads in float32
         x = F.pad(x, (margin, margin, margin, margin), mode='reflect').to(x.dtype)
     return x
 
 
 def footprint(x: torch.Tensor, kernel_size: int, stride: int = 1, dilation: int = 1) -> List[torch.Tensor]:
-    """Pixels in each query's footprint, border pixels reflected.
+    """Return the pixels in the footprint of each query, with reflection at the border.
 
-    Queries sit at every stride-th row and column, the first ones included, each in the middle of its own footprint.
+    A query is at every stride-th row and column, from the first, in the middle of its footprint.
 
     Args:
         x: Pixels, shape (B, C, H, W).
         kernel_size: Side of the footprint, odd.
-        stride: Pixels from one query to the next.
-        dilation: Pixels from one pixel of a footprint to the next.
+        stride: Distance of queries, in pixels.
+        dilation: Distance of the pixels in a footprint.
 
     Returns:
         One tensor per offset, row by row, shape (B, C, ceil(H / stride), ceil(W / stride)) each.
 
     Raises:
-        ValueError: If the footprint reaches farther than the image can be reflected.
+        ValueError: If the image is too small for reflection.
     """
     return windows(reflected(x, kernel_size, dilation), kernel_size, stride, dilation)
 
@@ -60,7 +60,7 @@ def aggregate(
         stride: int = 1,
         dilation: int = 1,
 ) -> torch.Tensor:
-    """Sum the values of each query's footprint with weights of its own for every channel.
+    """Sum the values in the footprint of each query, with weights per channel.
 
     Args:
         value: Values, shape (B, C, H, W).
@@ -71,7 +71,7 @@ def aggregate(
     Returns:
         Sums, shape (B, C, ceil(H / stride), ceil(W / stride)).
     """
-    # rows of one channel lie in one piece, so that the shift of a footprint moves whole rows
+    # contiguous, so that the shifts of a footprint read whole rows
     weights = weights.to(value.dtype).contiguous()
     shifts = windows(reflected(value.contiguous(), kernel_size, dilation), kernel_size, stride, dilation)
     out = torch.zeros(0)

@@ -1,12 +1,12 @@
-"""Attention on a grid of H x W pixels, in plain tensor operations: scores, and three formulas that gather pixels.
+"""Attention on a grid of H x W pixels: scores, and three formulas that gather pixels.
 
 Each formula computes ``sum_k softmax_k(A_h[q, k]) x_k`` for every head h and query q (equation 1), with the heads of a
-query side by side, so that one Linear then maps them to values. Probabilities below 1e-30 become zero: they change no
-sum, and products of denormal numbers are slow. N = H W pixels, C channels:
+query side by side, so that one Linear maps them to values. Probabilities below 1e-30 become zero, because denormal
+numbers are slow and do not change the sum. N = H W pixels, C channels:
 
-- factors: the product of a softmax over rows and one over columns, O(N (H + W) C) a head. For separable scores.
-- maps: an explicit map, O(N^2 C) a head, in one large product. For any scores.
-- fused: torch's fused attention, O(N^2 C) a head, which keeps no map. For content with separable scores of positions.
+- factors: a softmax over rows times a softmax over columns, O(N (H + W) C) per head. For separable scores.
+- maps: an explicit map, O(N^2 C) per head, in one large product. For any scores.
+- fused: torch's fused attention, O(N^2 C) per head, without a map. For content plus separable position scores.
 """
 from typing import Dict, List, Optional, Sequence
 
@@ -21,14 +21,14 @@ __all__ = [
     'image_chunks', 'maps_of_factors', 'prefers_maps', 'product_dtype', 'rows_at_once', 'scores_fit', 'traced',
 ]
 
-# memory of a chunk of images: a share of the cache of a CPU, a share of the memory of other devices
+# bytes of a chunk of images, on a CPU (a share of its cache) and on other devices
 CPU_BYTES, DEVICE_BYTES = 2 ** 24, 2 ** 30
-SCORE_BYTES = 2 ** 28  # memory of explicit scores
-SMALL_GRID = 64  # pixels of a grid, up to which maps are faster on any device and in any precision
+SCORE_BYTES = 2 ** 28  # largest explicit scores
+SMALL_GRID = 64  # up to this number of pixels, maps are faster on any device
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """Convert half precision to float32: scores of offsets need more than 8 bits."""
+    """Convert half precision to float32. Position scores need more than 8 bits."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -39,13 +39,13 @@ def hooked(module: torch.nn.Module) -> bool:
 
 
 def traced(x: torch.Tensor) -> bool:
-    """Detect tracers, exporters and the meta device. They need a program that does not depend on the size of x."""
+    """Detect tracers, exporters and the meta device, where the operations must not depend on the size of x."""
     exporting = torch.compiler.is_compiling() and getattr(torch.compiler, 'is_exporting', lambda: True)()
     return isinstance(x, Proxy) or x.device.type == 'meta' or torch.jit.is_tracing() or exporting
 
 
 def product_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype of products with x: the one of autocast where that is on."""
+    """Return the dtype of matrix products with x: the dtype of autocast, or of x."""
     device = x.device.type
     if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -53,10 +53,10 @@ def product_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def rows_at_once(x: torch.Tensor, maps: int) -> List[Optional[torch.Tensor]]:
-    """Rows of queries that attend together by explicit maps, for an input of shape (B, H, W, C).
+    """Split the rows of queries of an input, shape (B, H, W, C), for explicit maps.
 
     Returns:
-        Row numbers in chunks of ``SCORE_BYTES``; a single None, for all rows, where operations are recorded.
+        Row indices in chunks of ``SCORE_BYTES``, or [None] for all rows at once (with gradients or a tracer).
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(x, Proxy):
         return [None]
@@ -70,10 +70,10 @@ def image_chunks(x: torch.Tensor, elements: int) -> Sequence[torch.Tensor]:
 
     Args:
         x: Images, shape (B, ...).
-        elements: Elements of the largest intermediate result of an image.
+        elements: Elements of the largest intermediate tensor per image.
 
     Returns:
-        The chunks; x alone where operations are recorded, for gradients or by a tracer.
+        The chunks, or [x] with gradients or a tracer.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or traced(x):
         return [x]
@@ -82,16 +82,16 @@ def image_chunks(x: torch.Tensor, elements: int) -> Sequence[torch.Tensor]:
 
 @torch.compiler.assume_constant_result
 def has_matrix_units() -> bool:
-    """Detect a CPU that multiplies matrices of bfloat16 in hardware (AMX)."""
+    """Detect a CPU with AMX, which multiplies bfloat16 matrices."""
     capabilities: Dict[str, bool] = getattr(torch.cpu, 'get_capabilities', dict)()  # older versions of torch lack it
     return capabilities.get('amx_bf16', False)
 
 
 def prefers_maps(x: torch.Tensor) -> bool:
-    """Return True where maps are faster than factors for an input of shape (B, H, W, C).
+    """Return True if maps are faster than factors for an input of shape (B, H, W, C).
 
-    Maps take more operations in fewer and larger products. This pays on small grids. It also pays where matrix units
-    (tensor cores, AMX) multiply half precision, if the grid has no more pixels than the layer has channels.
+    Maps need more operations, but in larger products. They are faster on small grids, and also in half precision on
+    matrix units (tensor cores, AMX) if the grid has at most as many pixels as the layer has channels.
     """
     if torch.jit.is_scripting():
         return False
@@ -113,10 +113,7 @@ def scores_fit(query: torch.Tensor, key: torch.Tensor) -> bool:
 @torch.fx.wrap
 @register_notrace_function
 def axis_probs(scores: torch.Tensor) -> torch.Tensor:
-    """Probabilities of the keys along one axis, shape (heads, queries, keys), from scores of this shape.
-
-    A function of its own: tools that look for attention maps in a graph look for ``softmax``.
-    """
+    """Softmax along one axis, shape (heads, queries, keys). Traces hide it from tools that search for maps."""
     return scores.softmax(dim=-1)
 
 
@@ -146,7 +143,7 @@ def gather_by_factors(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch
 @torch.fx.wrap
 @register_notrace_function
 def maps_of_factors(row_probs: torch.Tensor, col_probs: torch.Tensor) -> torch.Tensor:
-    """Multiply factors, see :func:`gather_by_factors`, to maps: shape (1, heads, Q1 Q2, H W), query before key."""
+    """Multiply the factors of :func:`gather_by_factors` to maps, shape (1, heads, Q1 Q2, H W), query before key."""
     maps = row_probs[:, :, None, :, None] * col_probs[:, None, :, None, :]
     return maps.flatten(3).flatten(1, 2)[None]
 
@@ -156,12 +153,10 @@ def maps_of_factors(row_probs: torch.Tensor, col_probs: torch.Tensor) -> torch.T
 def gather_by_maps(maps: torch.Tensor, x: torch.Tensor, width: int) -> torch.Tensor:
     """Gather pixels by explicit maps: ``A_h x``.
 
-    Maps that all images share are one product with each image.
-
     Args:
         maps: Probabilities, shape (B or 1, heads, Q, H W), query before key.
         x: Input, shape (B, H, W, C).
-        width: Queries in a row.
+        width: Number of queries per row.
 
     Returns:
         Gathered pixels, shape (B, Q / width, width, heads C), in the dtype of x.
@@ -180,7 +175,7 @@ def dense_scores(
         cols: Optional[torch.Tensor],
         cross: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """Add up the scores of equation (8), ``query key' + rows + cols + cross``, up to a constant per query.
+    """Sum the scores of equation (8), ``query key' + rows + cols + cross``, up to a constant per query.
 
     Args:
         query: Scaled queries of Q rows of pixels, shape (B, heads, Q, W, D), or None.
@@ -194,7 +189,7 @@ def dense_scores(
     """
     scores: Optional[torch.Tensor] = None
     if rows is not None and cols is not None:
-        # the largest score of each query becomes 0: a larger one would lose the bits of the score it is added to
+        # with a maximum of 0 per query, sums keep their precision
         rows, cols = rows - rows.detach().amax(-1, keepdim=True), cols - cols.detach().amax(-1, keepdim=True)
         scores = rows[..., :, None] + cols[..., None, :]
         if cross is not None:
@@ -218,10 +213,10 @@ def gather_fused(
         cols: Optional[torch.Tensor],
         dropout_p: float = 0.,
 ) -> torch.Tensor:
-    """Gather pixels by torch's fused attention, which keeps no map.
+    """Gather pixels by torch's fused attention, without a map.
 
-    Row and column scores are H + W more channels of the queries. One-hot rows and columns of the keys pick them in
-    the product of queries and keys, so the kernel needs no bias.
+    Queries get H + W more channels, the row and column scores. Keys get one-hot rows and columns, which select these
+    scores in the product. So the kernel needs no bias.
 
     Args:
         query: Scaled queries, shape (B, heads, H, W, D).
@@ -236,7 +231,7 @@ def gather_fused(
     """
     shape, (height, width) = query.shape, x.shape[1:3]
     if rows is not None and cols is not None:
-        lowest = 0.25 * torch.finfo(query.dtype).min  # minus infinity times 0 is not a number
+        lowest = 0.25 * torch.finfo(query.dtype).min  # -inf * 0 is nan
         rows, cols = (  # as in dense_scores, in the dtype of the queries
             (t - t.detach().amax(-1, keepdim=True)).clamp(min=lowest).to(query.dtype) for t in (rows, cols))
         row, col = (torch.eye(n, device=key.device, dtype=key.dtype) for n in (height, width))

@@ -1,4 +1,4 @@
-"""Gated sum of attention by content and attention by position, of which neither map is held."""
+"""Gated sum of attention by content and attention by position, without their maps."""
 from typing import Any, Tuple
 
 import torch
@@ -15,16 +15,15 @@ __all__ = ['GatedAttention']
 
 @register_notrace_module
 class GatedAttention(nn.Module):
-    """Gated positional self-attention of tokens that fill a grid (GPSA, d'Ascoli et al., 2021).
+    """Gated positional self-attention of tokens on a grid (GPSA, d'Ascoli et al., 2021).
 
     With ``delta = k - q`` the offset of a key from a query, rows first, head h attends with
 
         (1 - g) softmax(x_q Wq Wk' x_k / sqrt(D_h))  +  g softmax(a d2 + b d1 + c |delta|^2),  g = sigmoid(gating_param)
                 content                                   position
 
-    Both parts sum to 1, so what it gathers is the gated sum of what they gather: content through torch's fused
-    attention, position through row and column factors. An explicit map, their sum and then ``attn_drop``, is made where
-    ``fused_attn`` is off or probabilities are dropped.
+    Both parts sum to 1, so the output is the gated sum of two outputs: content by torch's fused attention, and position
+    by row and column factors. With ``fused_attn = False`` or dropout the layer makes the explicit map.
 
     https://arxiv.org/abs/2103.10697
     """
@@ -39,7 +38,7 @@ class GatedAttention(nn.Module):
     def __init__(self, layer: Any, grid_size: Tuple[int, int]):
         """
         Args:
-            layer: timm's ``GPSA``, whose modules and parameters are used, under their names.
+            layer: timm's ``GPSA``. Its modules and parameters are used, with the same names.
             grid_size: Rows and columns of the tokens.
         """
         super().__init__()
@@ -51,40 +50,37 @@ class GatedAttention(nn.Module):
         self.train(layer.training)
 
     def query_key(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys of x, each of shape (B, heads, N, D_h)."""
+        """Return queries and keys of x, shape (B, heads, N, D_h) each."""
         query, key = self.qk(x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return query, key
 
     def factors(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Row and column factors of the attention by position: its score is a row part and a column part.
+        """Return row and column factors of attention by position, at least float32, query before key.
 
-        Returns:
-            Probabilities of key rows and of key columns, at least float32, shapes (heads, H, H) and (heads, W, W),
-            query before key.
+        Their shapes are (heads, H, H) and (heads, W, W).
         """
         weight = at_least_float32(self.pos_proj.weight)
         col_slope, row_slope, square = weight[:, :, None, None].unbind(1)
         rows, cols = (axis_offsets(size, weight) for size in self.grid_size)
-        # the bias is the same for all keys and drops out, but has a gradient, 0, as trainers expect
+        # the bias has no effect, but trainers expect its gradient, 0
         row_scores = rows * (row_slope + square * rows) + at_least_float32(self.pos_proj.bias)[:, None, None]
         return row_scores.softmax(-1), (cols * (col_slope + square * cols)).softmax(-1)
 
     def gate(self) -> torch.Tensor:
-        """Share of each head's attention by position, the rest by content: shape (heads, 1, 1), at least float32."""
+        """Return the weight of position in each head, shape (heads, 1, 1), at least float32."""
         return at_least_float32(self.gating_param).sigmoid()[:, None, None]
 
     def attention_parts(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Attention probabilities of x, shape (B, N, C), by content and by position, without their gate.
+        """Return attention of x, shape (B, N, C), by content and by position, before the gate.
 
-        Returns:
-            Shapes (B, heads, N, N) and (heads, N, N), query before key, at least float32.
+        Shapes (B, heads, N, N) and (heads, N, N), query before key, at least float32.
         """
         query, key = self.query_key(x)
         content = at_least_float32(query * query.shape[3] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)
         return content, maps_of_factors(*self.factors())[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend; x and the result have shape (B, N, C).
+        """Map x, shape (B, N, C), to the same shape.
 
         Raises:
             ValueError: If the N tokens of x do not fill the grid.

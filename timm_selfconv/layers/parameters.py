@@ -1,4 +1,4 @@
-"""Checks of arguments and of weights, and the selection of the parameters of some heads."""
+"""Checks of arguments and weights, and selection of heads."""
 import functools
 from typing import Any, Collection, Optional, Sequence, Set, Tuple
 
@@ -21,18 +21,14 @@ LINEAR = (*ATTENTION[1:], 'fc1', 'fc2')
 
 
 def check_sizes(**sizes: Any) -> None:
-    """Raise a ValueError for the first argument that is no integer of at least 1."""
+    """Raise a ValueError for the first argument that is not a positive integer."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f'{name}={value!r}: needs an integer of at least 1')
 
 
 def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
-    """Check that terms and encoding exist and fit each other, and return the terms as a tuple.
-
-    Raises:
-        ValueError: If they do not.
-    """
+    """Return the terms as a tuple, or raise a ValueError if the encoding does not support them."""
     terms = (terms,) if isinstance(terms, str) else tuple(terms)
     if encoding not in ENCODINGS:
         raise ValueError(f'encoding={encoding!r}: needs one of {ENCODINGS}')
@@ -44,15 +40,15 @@ def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
 
 
 def check_dense(model: nn.Module, names: Optional[Collection[str]] = None, prefix: str = '') -> None:
-    """Refuse modules that compute more than their weights say, for functions that fold or copy weights.
+    """Check that modules compute only what their weights say, before weights are folded or copied.
 
     Args:
         model: Any net or layer.
-        names: Last parts of the names of the modules to check; all by default.
-        prefix: Name of the model, for the error.
+        names: Attribute names of the modules to check; default: all.
+        prefix: Name of the model, for the error message.
 
     Raises:
-        ValueError: If a module is wrapped (by an adapter), parametrized, quantised or hooked; it is named.
+        ValueError: If a module is wrapped (by an adapter), parametrized, quantised or hooked.
     """
     for name, module in model.named_modules(prefix=prefix):
         last = name.rpartition('.')[2]
@@ -68,28 +64,21 @@ def check_dense(model: nn.Module, names: Optional[Collection[str]] = None, prefi
 
 
 def no_weight_decay(model: nn.Module) -> Set[str]:
-    """Names of the parameters that weight decay must skip: the centres and spreads of all attention layers in a net.
+    """Return the names of the centres and spreads of all attention layers.
 
-    Decay would pull heads towards the query. timm asks a net for these names by its method ``no_weight_decay``.
+    Weight decay must skip them, because it would pull heads towards the query. timm calls the method of this name.
     """
     return {name for name, _ in model.named_parameters() if name.rpartition('.')[2] in ('centers', 'spreads')}
 
 
 def keep_from_decay(model: nn.Module, names: Set[str]) -> None:
-    """Let timm's optimizers skip parameters of a net in weight decay, besides the ones that the net names itself."""
-    net: Any = model  # timm gives nets this method, torch does not know it
+    """Add names to the ``no_weight_decay`` of a model, which timm's optimizers read."""
+    net: Any = model  # nn.Module has no such method
     net.no_weight_decay = functools.partial(set, getattr(model, 'no_weight_decay', set)() | names)
 
 
 def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int = 0) -> None:
-    """Replace a module's parameter by some of its slices; one that is left out (None) stays so.
-
-    Args:
-        module: Module that holds the parameter.
-        name: Its name there.
-        index: Which slices, in the order they shall have, shape (n,).
-        dim: Axis of the slices.
-    """
+    """Replace a parameter of a module by its slices with these indices, shape (n,). None stays None."""
     parameter = getattr(module, name)
     if parameter is not None:
         slices = parameter.detach().index_select(dim, index.to(parameter.device))
@@ -97,11 +86,11 @@ def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int
 
 
 def head_channels(heads: torch.Tensor, width: int) -> torch.Tensor:
-    """Numbers of the channels of these heads, shape (n,), that have so many each side by side: shape (n width,)."""
+    """Return the channel indices of heads, shape (n,), of ``width`` channels each: shape (n width,)."""
     return (heads[:, None] * width + torch.arange(width)).flatten()
 
 
 def select_inputs(linear: nn.Linear, index: torch.Tensor) -> None:
-    """Keep some input channels of a Linear, in this order."""
+    """Keep these input channels of a Linear, in this order."""
     select_parameter(linear, 'weight', index, dim=1)
     linear.in_features = len(index)

@@ -24,8 +24,8 @@ torch.fx.wrap('aggregate')
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """Lay the channels of a pixel of x, shape (B, C, H, W), in one piece, as products of pixels read them."""
-    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap has no memory formats
+    """Convert x, shape (B, C, H, W), to channels-last memory."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap does not support memory formats
 
 
 @torch.fx.wrap
@@ -38,16 +38,15 @@ def pairwise_relation(
         stride: int = 1,
         dilation: int = 1,
 ) -> torch.Tensor:
-    """Differences of each query and the keys of its footprint, and of their places.
+    """Return differences of queries and keys in a footprint, and of their position features.
 
     Args:
-        query: Queries, shape (B, C, H, W), of which the stride leaves shape (B, C, H', W').
-        key: Keys, shape (B, C, H, W).
-        place: Features of the pixels' places, shape (1, P, H, W).
+        query, key: Shape (B, C, H, W); the stride reduces queries to (B, C, H', W').
+        place: Position features, shape (1, P, H, W).
         kernel_size, stride, dilation: See :func:`~timm_selfconv.layers.footprint.footprint`.
 
     Returns:
-        Differences, shape (B, C + P, kernel_size ^ 2 H', W'): the footprint's pixels one below the other.
+        Differences, shape (B, C + P, kernel_size ^ 2 H', W'), with the offsets concatenated along the rows.
     """
     query, centre = query[:, :, ::stride, ::stride], place[:, :, ::stride, ::stride]
     keys = footprint(key, kernel_size, stride, dilation)
@@ -68,12 +67,7 @@ def patchwise_relation(
         stride: int = 1,
         dilation: int = 1,
 ) -> torch.Tensor:
-    """Each query and the keys of its whole footprint, side by side.
-
-    Args:
-        query: Queries, shape (B, C, H, W), of which the stride leaves shape (B, C, H', W').
-        key: Keys, shape (B, C, H, W).
-        kernel_size, stride, dilation: See :func:`~timm_selfconv.layers.footprint.footprint`.
+    """Concatenate each query with the keys of its footprint, as for :func:`pairwise_relation`.
 
     Returns:
         Query, then keys, offsets row by row, shape (B, C (1 + kernel_size ^ 2), H', W').
@@ -86,7 +80,7 @@ def patchwise_relation(
 @torch.fx.wrap
 @register_notrace_function
 def pixel_coordinates(height: int, width: int, like: torch.Tensor) -> torch.Tensor:
-    """Rows and columns of all pixels, both from -1 to 1, shape (1, 2, height, width)."""
+    """Return row and column coordinates from -1 to 1, shape (1, 2, height, width)."""
     rows = torch.linspace(-1., 1., height, device=like.device, dtype=like.dtype)
     cols = torch.linspace(-1., 1., width, device=like.device, dtype=like.dtype)
     return torch.stack([rows[:, None].expand(height, width), cols[None].expand(height, width)])[None]
@@ -94,7 +88,7 @@ def pixel_coordinates(height: int, width: int, like: torch.Tensor) -> torch.Tens
 
 @register_notrace_module
 class PassStatistics2d(nn.BatchNorm2d):
-    """Batch normalisation in one pass: statistics of its own, scale and shift of its caller."""
+    """Batch normalisation for one pass. The caller gives scale and shift."""
     num_batches_tracked: torch.Tensor
 
     def __init__(self, num_features: int, device: Any = None, dtype: Any = None):
@@ -106,12 +100,12 @@ class PassStatistics2d(nn.BatchNorm2d):
             weight: Optional[torch.Tensor] = None,
             bias: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        """As torch's, but for scale and shift, shape (C,) both."""
+        """Normalise x as torch does, with given scale and shift, shape (C,) each."""
         momentum = self.momentum
         learns = self.training and self.track_running_stats
         if learns:
             self.num_batches_tracked.add_(1)
-        if momentum is None:  # the mean of all batches
+        if momentum is None:  # cumulative average
             momentum = 1. / float(self.num_batches_tracked) if learns else 0.
         known = learns or not self.training
         return F.batch_norm(
@@ -120,17 +114,16 @@ class PassStatistics2d(nn.BatchNorm2d):
 
 
 class PassBatchNorm2d(nn.Module):
-    """Batch normalisation of a shared block: one scale and shift, running statistics of its own for each pass.
+    """Batch normalisation of a shared block, with one scale and shift, and running statistics per pass.
 
-    Passes see different distributions, which no single set of statistics fits. Each pass has a batch norm of torch's
-    kind, which may be replaced (by SyncBatchNorm, or by timm's frozen one) like any other.
+    Each pass has a different distribution. Its norm can be replaced by SyncBatchNorm or timm's frozen norm.
     """
 
     def __init__(self, num_features: int, passes: int = 1, device: Any = None, dtype: Any = None):
         """
         Args:
             num_features: Channels.
-            passes: How often the block is passed.
+            passes: Number of passes through the block.
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
@@ -140,16 +133,16 @@ class PassBatchNorm2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Scale 1 and shift 0; passes reset their statistics themselves."""
+        """Set scale to 1 and shift to 0. The norms of the passes reset their statistics."""
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
     def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load it, the statistics of all passes also from where they were one buffer, shape (passes, C)."""
+        """Load a state dict. In files of version 0.1 the statistics are one buffer, shape (passes, C)."""
         for name in ('running_mean', 'running_var'):
             statistics = state_dict.pop(prefix + name, ())
             state_dict.update((f'{prefix}passes.{i}.{name}', s) for i, s in enumerate(statistics))
-        for i, norm in enumerate(self.passes):  # those that timm froze have a scale of 1 and a shift of 0 each
+        for i, norm in enumerate(self.passes):  # norms that timm froze save a scale of 1 and a shift of 0
             for name, neutral in (('weight', 1.), ('bias', 0.)):
                 key = f'{prefix}passes.{i}.{name}'
                 if getattr(norm, name) is None and key in state_dict and bool((state_dict[key] == neutral).all()):
@@ -157,14 +150,10 @@ class PassBatchNorm2d(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def forward(self, x: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
-        """Normalise x, shape (B, C, H, W), with the statistics of a pass.
-
-        Raises:
-            ValueError: If there is no such pass.
-        """
+        """Normalise x, shape (B, C, H, W), with the statistics of one pass."""
         if not 0 <= pass_index < len(self.passes):
             raise ValueError(f'pass_index={pass_index}: needs one of {len(self.passes)} passes, counted from 0')
-        for i, norm in enumerate(self.passes):  # torchscript can't index them
+        for i, norm in enumerate(self.passes):  # torchscript cannot index modules
             if i == pass_index:
                 if not torch.jit.is_scripting() and isinstance(norm, PassStatistics2d):
                     x = norm(x, self.weight, self.bias)
@@ -175,14 +164,14 @@ class PassBatchNorm2d(nn.Module):
 
 
 class SanAttention2d(nn.Module):
-    """Attention whose weights are vectors: one for every channel (of a share of 8), from a small network.
+    """Attention with a weight per channel, from a small network. Eight channels share a weight.
 
     With j in the footprint R(i) of pixel i, and gamma the network BN, ReLU, linear, BN, ReLU, linear,
 
         pairwise:   y_i = sum_j softmax_j(gamma([q_i - k_j, p_i - p_j])) * v_j
         patchwise:  y_i = sum_j gamma([q_i, k_R(i)])_j * v_j
 
-    where p are learned features of the pixels' coordinates and patchwise weights look at the whole footprint at once.
+    where p are learned features of the pixel coordinates.
     """
     patchwise: Final[bool]
 
@@ -200,14 +189,13 @@ class SanAttention2d(nn.Module):
     ):
         """
         Args:
-            dim: Channels of the input, a multiple of 32; queries and keys have a 16th of them, values and the output a
-                quarter.
+            dim: Channels of the input, a multiple of 32. Queries and keys have dim / 16, values and output dim / 4.
             kind: 'pairwise' or 'patchwise'.
             kernel_size: Side of the footprint, odd.
-            stride: Pixels from one query to the next.
-            dilation: Pixels from one pixel of a footprint to the next.
-            qkv_bias: Give queries, keys and values a bias.
-            passes: How often the layer is passed; see :class:`PassBatchNorm2d`.
+            stride: Distance of queries, in pixels.
+            dilation: Distance of the pixels in a footprint.
+            qkv_bias: Add a bias to queries, keys and values.
+            passes: Number of passes through the layer; see :class:`PassBatchNorm2d`.
 
         Raises:
             ValueError: If an argument is out of range.
@@ -230,7 +218,6 @@ class SanAttention2d(nn.Module):
         self.num_maps = self.value_dim // 8
         offsets = kernel_size ** 2
 
-        # keys last: a pass that is given its keys can leave their rows out
         self.qvk = nn.Conv2d(dim, 2 * self.query_dim + self.value_dim, 1, bias=qkv_bias, **dd)
         if self.patchwise:
             widths = self.query_dim * (1 + offsets), self.num_maps, self.num_maps * offsets
@@ -243,11 +230,7 @@ class SanAttention2d(nn.Module):
         self.weight2 = nn.Conv2d(widths[1], widths[2], 1, **dd)
 
     def weights(self, query: torch.Tensor, key: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
-        """Attention weights from queries and keys, shape (B, query_dim, H, W), in a pass.
-
-        Returns:
-            Weights, shape (B, kernel_size ^ 2, dim / 32, H', W'); pairwise ones sum to 1 over the footprint.
-        """
+        """Return weights, (B, kernel_size ^ 2, dim / 32, H', W'), for queries and keys, (B, query_dim, H, W)."""
         sizes = self.kernel_size, self.stride, self.dilation
         if self.patchwise:
             x = patchwise_relation(query, key, *sizes)
@@ -262,7 +245,7 @@ class SanAttention2d(nn.Module):
         return x.unflatten(2, [offsets, -1]).softmax(dim=2).transpose(1, 2)
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
-        """Keys of x, shape (B, dim, H, W): shape (B, dim / 16, H, W)."""
+        """Return keys of x, shape (B, dim, H, W): shape (B, dim / 16, H, W)."""
         return self.qvk(x)[:, self.query_dim + self.value_dim:]
 
     def forward(
@@ -271,12 +254,12 @@ class SanAttention2d(nn.Module):
             key: Optional[torch.Tensor] = None,
             pass_index: int = 0,
     ) -> torch.Tensor:
-        """Attend to keys given or x's own.
+        """Attend.
 
         Args:
             x: Input, shape (B, dim, H, W).
-            key: Keys to attend to in place of x's own, see :meth:`keys`.
-            pass_index: Which pass through the layer it is, from 0.
+            key: Keys that replace the keys of x, see :meth:`keys`.
+            pass_index: Index of the pass through the layer.
 
         Returns:
             Output, shape (B, dim / 4, ceil(H / stride), ceil(W / stride)).

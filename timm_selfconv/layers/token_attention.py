@@ -1,4 +1,4 @@
-"""Self-attention of tokens, as vision transformers have it, with heads as wide as the layer."""
+"""Self-attention of tokens for vision transformers, with heads as wide as the layer."""
 from typing import Any, Final, Optional
 
 import torch
@@ -11,10 +11,10 @@ __all__ = ['TokenAttention']
 
 
 class TokenAttention(nn.Module):
-    """Self-attention of tokens, every head as wide as the layer, that can attend to keys computed elsewhere.
+    """Self-attention of tokens, with heads of width ``dim``, which can use given keys.
 
-    It is no ``attn_layer`` of timm's vision transformers. These pass ``qkv_bias``, ``qk_norm``, ``scale_norm`` and
-    masks, and their weights hold one ``qkv`` map for heads of width ``dim / num_heads``. Here a head has width ``dim``.
+    It is not an ``attn_layer`` for timm's vision transformers. They pass ``qkv_bias``, norms and masks, and their heads
+    have width ``dim / num_heads``.
     """
     fused_attn: Final[bool]
 
@@ -50,19 +50,11 @@ class TokenAttention(nn.Module):
         return x.unflatten(2, [self.num_heads, -1]).transpose(1, 2)
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
-        """Keys of x, shape (B, N, dim): shape (B, heads, N, dim)."""
+        """Return keys of x, shape (B, N, dim): shape (B, heads, N, dim)."""
         return self._heads(self.key(x))
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Attend from every token of x to all.
-
-        Args:
-            x: Tokens, shape (B, N, dim).
-            key: Keys to attend to in place of x's own, see :meth:`keys`.
-
-        Returns:
-            Output, shape (B, N, dim).
-        """
+        """Map x, shape (B, N, dim), to the same shape. ``key`` replaces the keys of x, see :meth:`keys`."""
         if key is None:
             key = self.keys(x)
         query, value = self._heads(self.query(x)), self._heads(self.value(x))

@@ -1,4 +1,4 @@
-"""The skeleton of the nets: what timm asks of a classifier, and the passes through blocks of one width."""
+"""Base classes: timm's classifier interface, and a net of blocks of one width."""
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -17,7 +17,7 @@ __all__ = ['Block', 'BlockNet', 'ZooNet', 'check_images', 'to_grid_size']
 
 
 def to_grid_size(img_size: Union[int, Sequence[int]], patch_size: int) -> Tuple[int, int]:
-    """Rows and columns of patches in an image, a ValueError if they don't fill it."""
+    """Return rows and columns of patches, or raise a ValueError if patches do not fill the image."""
     size = to_2tuple(img_size)
     if len(size) != 2 or any(not isinstance(s, int) or s < patch_size or s % patch_size for s in size):
         raise ValueError(f'img_size={img_size!r}: needs a height and a width that are multiples of {patch_size}')
@@ -26,7 +26,7 @@ def to_grid_size(img_size: Union[int, Sequence[int]], patch_size: int) -> Tuple[
 
 @torch.fx.wrap
 def check_images(x: torch.Tensor, in_chans: int, min_size: int, multiple: int = 1) -> torch.Tensor:
-    """Return images x, shape (B, C, H, W), or raise a ValueError if the net can't take them. fx does not trace it."""
+    """Return images x, shape (B, C, H, W), or raise a ValueError if their shape is wrong. fx does not trace this."""
     if x.dim() != 4 or x.shape[1] != in_chans:
         raise ValueError(f'x of shape {list(x.shape)}: needs images of shape (batch, {in_chans}, height, width)')
     height, width = x.shape[2], x.shape[3]
@@ -37,10 +37,10 @@ def check_images(x: torch.Tensor, in_chans: int, min_size: int, multiple: int = 
 
 
 class ZooNet(nn.Module):
-    """timm's classifier interface, as all nets here share it.
+    """timm's classifier interface.
 
-    A subclass defines ``head``, the name of its list of ``layers``, :meth:`pass_layers`, and :meth:`to_grid` and
-    :meth:`to_features` if its layers don't return a grid of pixels.
+    A subclass defines ``head``, ``layers`` (the attribute that lists its layers) and :meth:`pass_layers`. If its layers
+    do not return a grid of pixels, it also defines :meth:`to_grid` and :meth:`to_features`.
     """
     layers = 'stages'
     output_fmt = 'NCHW'
@@ -76,7 +76,7 @@ class ZooNet(nn.Module):
         return no_weight_decay(self)
 
     def init_weights(self) -> None:
-        """Initialise all parameters, each module by its own rule (torch's defaults, like the released code)."""
+        """Call ``reset_parameters`` of every module: torch's defaults, as in the released code."""
         for module in self.modules():
             reset_parameters = getattr(module, 'reset_parameters', None)
             if reset_parameters is not None:
@@ -94,7 +94,7 @@ class ZooNet(nn.Module):
 
     def prune_intermediate_layers(
             self, indices: Union[int, List[int]] = 1, prune_norm: bool = False, prune_head: bool = True) -> List[int]:
-        """Drop the layers after the last index, and the head; return the indices from 0."""
+        """Drop the layers after the last index, and the head; return non-negative indices."""
         take_indices, max_index = feature_take_indices(self.depth, indices)
         self.depth = max_index + 1
         setattr(self, self.layers, getattr(self, self.layers)[:self.depth])
@@ -103,27 +103,27 @@ class ZooNet(nn.Module):
         return take_indices
 
     def pass_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        """Pass images x, shape (B, C, H, W), through the layers before number ``stop``.
+        """Pass images x, shape (B, C, H, W), through the first ``stop`` layers.
 
         Returns:
-            Output of the last of these layers, and the outputs of the layers numbered in ``take``.
+            The last output, and the outputs of the layers with indices in ``take``.
         """
         raise NotImplementedError
 
     def image_elements(self, height: int, width: int) -> int:
-        """Elements of the largest intermediate result of an image of this size; 0 if chunks are not worth it."""
+        """Elements of the largest intermediate tensor per image; 0 disables chunks."""
         return 0
 
     @torch.jit.unused
     def chunks(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Images in chunks that fit the cache of a CPU, where nothing records or watches the pass."""
+        """Split images into chunks that fit the cache, unless the net is trained, traced or hooked."""
         elements = 0 if traced(x) else self.image_elements(x.shape[2], x.shape[3])
         chunks = image_chunks(x, elements) if elements else [x]
         whole = len(chunks) > 1 and any(module.training or hooked(module) for module in self.modules())
         return [x] if whole else chunks
 
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        """Pass images, see :meth:`pass_layers`; in chunks of them where that is faster."""
+        """Run :meth:`pass_layers` chunk by chunk."""
         x = self.check_images(x)
         if torch.jit.is_scripting():
             return self.pass_layers(x, take, stop)
@@ -134,11 +134,11 @@ class ZooNet(nn.Module):
         return torch.cat([out for out, _ in passed]), taken
 
     def to_grid(self, x: torch.Tensor) -> torch.Tensor:
-        """Pixels of a layer's output, in the net's format."""
+        """Convert a layer's output to a grid of pixels, in ``output_fmt``."""
         return x
 
     def to_features(self, x: torch.Tensor) -> torch.Tensor:
-        """Features for the head, from the last layer's output, in the net's format."""
+        """Convert the last layer's output to features for the head, in ``output_fmt``."""
         return x
 
     def forward_intermediates(
@@ -150,9 +150,9 @@ class ZooNet(nn.Module):
             output_fmt: str = 'NCHW',
             intermediates_only: bool = False,
     ) -> Union[List[torch.Tensor], Tuple[torch.Tensor, List[torch.Tensor]]]:
-        """Final features and maps of chosen layers for images x, shape (B, C, H, W); arguments are timm's.
+        """Return final features and feature maps of images x, shape (B, C, H, W); arguments as in timm.
 
-        ``norm`` changes nothing: there is no final norm. The final features have the net's own format.
+        ``norm`` has no effect, because there is no final norm. ``output_fmt`` applies to the intermediate maps only.
         """
         assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
         take_indices, max_index = feature_take_indices(self.depth, indices)
@@ -166,7 +166,7 @@ class ZooNet(nn.Module):
         return self.to_features(x), intermediates
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        """Features of images x, shape (B, C, height, width), in the net's format."""
+        """Return features of images x, shape (B, C, height, width), in ``output_fmt``."""
         x, _ = self.forward_layers(x, [], self.depth)
         return self.to_features(x)
 
@@ -180,7 +180,7 @@ class ZooNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each added to its input; norms follow the sums (post-norm) or come first (pre-norm)."""
+    """Transformer block with residual connections, post-norm or pre-norm."""
 
     def __init__(
             self,
@@ -206,7 +206,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None, only_keys: bool = False) -> torch.Tensor:
-        """Output for x, shape (B, ..., dim), and given keys or its own; or the keys alone, see :class:`BlockNet`."""
+        """Return the output for x, shape (B, ..., dim), or only the keys of x. ``key`` replaces the keys of x."""
         if only_keys:
             return self.attn.keys(self.norm1(x) if self.pre_norm else x)
         if self.pre_norm:
@@ -217,10 +217,9 @@ class Block(nn.Module):
 
 
 class BlockNet(ZooNet):
-    """Classifier of equal blocks on the patches of an image; a hierarchical net repeats one block.
+    """Classifier of transformer blocks on patches. A subclass defines ``blocks``, ``head`` and :meth:`embed`.
 
-    A subclass defines ``blocks``, ``head`` and :meth:`embed`. In a hierarchical net all passes attend to the keys of
-    the first: the block computes them once, with ``only_keys``, from the input of the first pass.
+    A hierarchical net repeats one block. All passes attend to the same keys, computed once from the first input.
     """
     layers = 'blocks'
     output_fmt = 'NHWC'
@@ -238,7 +237,7 @@ class BlockNet(ZooNet):
         super().__init__(in_chans, num_classes, embed_dim, depth, min_size=patch_size, size_multiple=patch_size)
         check_sizes(patch_size=patch_size, embed_dim=embed_dim)
         self.patch_size = patch_size
-        self.blocks: Any  # nn.Sequential, which does not show its blocks' arguments
+        self.blocks: Any  # nn.Sequential: mypy does not know the arguments of its blocks
         self.shares_key = hierarchical
         self.feature_info = [
             dict(num_chs=embed_dim, reduction=patch_size, module=f'blocks.{0 if hierarchical else layer}')
@@ -248,7 +247,7 @@ class BlockNet(ZooNet):
         return dict(stem=r'^(?!blocks\.|head\.)', blocks=r'^blocks\.(\d+)')
 
     def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
-        """Set the image size (height, width), multiples of the patch size; learned positions are resampled."""
+        """Set the image size (height, width) and resample learned positions."""
         grid_size = to_grid_size(img_size, self.patch_size)
         for module in self.modules():
             set_grid_size = getattr(module, 'set_grid_size', None)
@@ -257,7 +256,7 @@ class BlockNet(ZooNet):
         update_model_input_size(self, img_size)
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
-        """Input of the first block for images x, shape (B, C, H, W)."""
+        """Embed images x, shape (B, C, H, W): the input of the first block."""
         raise NotImplementedError
 
     def pass_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
@@ -268,7 +267,7 @@ class BlockNet(ZooNet):
         taken: List[torch.Tensor] = []
         layer = 0
         for block in self.blocks:
-            for _ in range(self.depth // len(self.blocks)):  # passes through it
+            for _ in range(self.depth // len(self.blocks)):
                 if layer < stop:
                     if self.grad_checkpointing and not torch.jit.is_scripting():
                         x = checkpoint(block, x, key)

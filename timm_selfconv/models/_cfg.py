@@ -1,4 +1,4 @@
-"""Configurations of the zoo: CIFAR-10, the weights of each net, and how a net is built from them."""
+"""Pretrained configurations of the models, and the function that builds a model."""
 from typing import Any, Dict, List, Type, TypeVar
 
 import timm
@@ -22,12 +22,12 @@ ModelT = TypeVar('ModelT', bound=nn.Module)
 
 
 def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
-    """Pretrained configurations of nets by ``name.tag``, for timm's ``generate_default_cfgs``; all nets share ``cfg``.
+    """Return configurations by ``name.tag`` for timm's ``generate_default_cfgs``; all share ``cfg``.
 
-    A net has a tag for each set of its weights, and always the tag ``cifar10``, the default even without weights.
+    There is a tag for each weight file. The default tag, ``cifar10``, exists even without weights.
     """
     return {
-        f'{name}.{tag}' + ('*' if tag == 'cifar10' else ''): {  # timm's mark of a default, which has to come last
+        f'{name}.{tag}' + ('*' if tag == 'cifar10' else ''): {  # "*" marks the default in timm
             **source,
             'num_classes': 10, 'input_size': (3, 32, 32),
             'crop_pct': 1.0, 'interpolation': 'bicubic',
@@ -40,18 +40,18 @@ def cifar_cfgs(*names: str, **cfg: Any) -> Dict[str, Any]:
 
 
 def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs: Any) -> ModelT:
-    """timm's builder, which also says what to do about a net that has no weights yet.
+    """Build a model by timm's ``build_model_with_cfg``, with weights from the package, the cache or the Hub.
 
     Raises:
-        RuntimeError: If pretrained weights are asked for and none are known, or those that are known can't be had.
-        ValueError: If features are asked for in a way that would leave some of them out.
+        RuntimeError: If pretrained weights do not exist or cannot be downloaded.
+        ValueError: If ``feature_cls`` would miss features.
     """
     if issubclass(model_cls, ZooNet):
         feature_cls = kwargs.get('feature_cls', 'getter')
         if kwargs.get('features_only') and feature_cls != 'getter':
-            raise ValueError(  # modules that layers share, or that are never called as a whole, have no hook each
+            raise ValueError(  # hooks fail for modules that are shared or never called
                 f"feature_cls={feature_cls!r}: {variant} needs 'getter', its default")
-        kwargs['feature_cfg'] = dict(out_indices=kwargs.pop('out_indices', None), feature_cls='getter')  # None: all
+        kwargs['feature_cfg'] = dict(out_indices=kwargs.pop('out_indices', None), feature_cls='getter')
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
@@ -59,19 +59,19 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
                 f'{name!r} ({provenance(name)})' for name in timm.list_models(f'{variant}.*', pretrained=True))
             which = f' from labels only, but others by tag: {others}' if others else ''
             raise RuntimeError(
-                f'{variant} has no trained weights yet{which}. Train it (recipes/README.md says how), give weights of '
-                "your own (pretrained_cfg_overlay=dict(file='model.safetensors')), or take a net that has them: "
+                f'{variant} has no trained weights yet{which}. Train it (see recipes/README.md), load a file '
+                "(pretrained_cfg_overlay=dict(file='model.safetensors')), or choose a model with weights: "
                 "timm.list_models('*_cifar', pretrained=True)")
         file = weights_file(cfg, kwargs.get('cache_dir'))
         if file is not None:
             kwargs['pretrained_cfg_overlay'] = dict(kwargs.get('pretrained_cfg_overlay') or {}, file=str(file))
     model = build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
-    if kwargs.get('features_only'):  # timm's wrappers do not ask the net for these names
+    if kwargs.get('features_only'):  # timm's wrappers do not forward no_weight_decay
         net = getattr(model, 'model', None)
         keep_from_decay(model, no_weight_decay(model) if net is None else {f'model.{n}' for n in net.no_weight_decay()})
     return model
 
 
 def zoo_names() -> List[str]:
-    """Names of all nets that this package registers, sorted as timm does."""
+    """Names of all models in this package, in timm's order."""
     return [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith(__package__)]

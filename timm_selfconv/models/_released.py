@@ -30,7 +30,7 @@ _IGNORED = re.compile(r'(^|\.)(attention_mask|R|relative_indices)$')
 
 
 def convert_released(state_dict: Dict[str, torch.Tensor], patch_size: int) -> Dict[str, torch.Tensor]:
-    """Rename and reorder a flat state dict of the released code for :class:`SelfAttentionNet`, buffers left out."""
+    """Convert a flat state dict of the released code for :class:`SelfAttentionNet`."""
     out = {}
     for name, value in state_dict.items():
         if _IGNORED.search(name):

@@ -20,13 +20,18 @@ __all__ = ['FusedConVit', 'fuse_convit']
 
 
 class FusedConVit(ConVit):
-    """A ConViT for images of any size, made by :func:`fuse_convit`; parameters have timm's names."""
+    """ConViT for images of any size, see :func:`fuse_convit`. Parameters have timm's names."""
+
+    def __init__(self, model: ConVit):
+        """Take over the modules, parameters and settings of a ConViT."""
+        nn.Module.__init__(self)
+        vars(self).update(vars(model))
 
     def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
-        """Set the image size (height, width): position embeddings are resampled, heads keep offsets in patches.
+        """Set the image size (height, width) and resample position embeddings. Heads keep their offsets in patches.
 
         Raises:
-            ValueError: If the size is no multiple of the patch size.
+            ValueError: If the size is not a multiple of the patch size.
         """
         patches: Any = self.patch_embed
         old_size = patches.grid_size
@@ -43,8 +48,11 @@ class FusedConVit(ConVit):
         update_model_input_size(self, img_size)
 
 
-def fuse_convit(model: Any) -> None:
-    """Replace the attention of timm's ConViT by :class:`GatedAttention` and timm's fused attention, in place.
+def fuse_convit(model: Any) -> Any:
+    """Replace the attention of timm's ConViT, in place, by :class:`GatedAttention` and timm's fused attention.
+
+    Returns:
+        A :class:`FusedConVit` with the same modules; the model itself if it is a subclass of ConVit.
 
     Raises:
         ValueError: If a layer has hooks.
@@ -63,5 +71,4 @@ def fuse_convit(model: Any) -> None:
             block.attn = Attention(dim, old.num_heads, device='meta').train(old.training)
             for name, module in old.named_children():
                 setattr(block.attn, name, module)
-    if type(model) is ConVit:
-        model.__class__ = FusedConVit
+    return FusedConVit(model) if type(model) is ConVit else model

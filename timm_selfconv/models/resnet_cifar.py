@@ -18,10 +18,10 @@ __all__ = ['ResNetCifar']
 
 
 class ResNetCifar(ResNet):
-    """timm's ResNet with the stem that 32 x 32 images need: a 3x3 convolution of stride 1 and no max-pool.
+    """timm's ResNet with a stem for 32 x 32 images: a 3x3 convolution of stride 1 and no max-pool.
 
-    Stages can be attention by position, a head for each kernel tap (Theorem 1), as in Transformed CNNs (d'Ascoli et
-    al., 2021). With ``pretrained=True`` they start from the convolutions' weights.
+    Stages can use attention by position, with one head per kernel tap (Theorem 1), as in Transformed CNNs (d'Ascoli et
+    al., 2021). With ``pretrained=True`` attention starts from the weights of the convolutions.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class ResNetCifar(ResNet):
         Args:
             in_chans: Channels of the images.
             num_classes: Number of classes, 0 for features only.
-            img_size: Height and width of the images, in pixels; ignored, as the net takes any size.
-            attention_stages: Stages whose convolutions are attention, of 'layer1' to 'layer4'.
-            attention_alpha: Inverse width of its heads' Gaussians at the start.
-            attention_content: Channels of queries and keys by which its heads can look at content too, 0 for none.
+            img_size: Ignored, because the net takes any size.
+            attention_stages: Stages with attention in place of convolutions, from 'layer1' to 'layer4'.
+            attention_alpha: Initial inverse width of the Gaussian of each head.
+            attention_content: Channels of queries and keys for attention to content, 0 for none.
             **kwargs: Arguments of timm's ResNet.
 
         Raises:
-            ValueError: If there is no such stage.
+            ValueError: If a stage does not exist.
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__(in_chans=in_chans, num_classes=num_classes, **kwargs, **dd)
@@ -56,7 +56,7 @@ class ResNetCifar(ResNet):
         self.add_module('conv1', conv1)
         self.add_module('maxpool', nn.Identity())
         info: Any
-        for info in self.feature_info:  # which reckons with a stem of stride 4
+        for info in self.feature_info:  # timm counts a stem of stride 4
             info['reduction'] = max(1, info['reduction'] // 4)
         if not set(attention_stages) <= {'layer1', 'layer2', 'layer3', 'layer4'}:
             raise ValueError(f"attention_stages={attention_stages!r}: needs some of 'layer1' to 'layer4'")
@@ -70,7 +70,7 @@ class ResNetCifar(ResNet):
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, torch.Tensor], model: nn.Module) -> Dict[str, torch.Tensor]:
-    """Use convolutions' weights as the values of the attention that replaces them, with heads at the taps."""
+    """Initialise attention from the weights of the convolutions that it replaces."""
     state_dict = dict(state_dict)
     for name, module in model.named_modules():
         if isinstance(module, ConvAttention) and f'{name}.weight' in state_dict:
@@ -101,6 +101,6 @@ def resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> ResNetCifar:
 
 @register_model
 def resnet_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> ResNetCifar:
-    """A quarter as wide, one block deeper: `sa_quadratic_tiny_cifar`'s parameters and FLOPs within 1.3 %."""
+    """A small ResNet with the parameters and FLOPs of `sa_quadratic_tiny_cifar`, within 1.3 %."""
     model_args = dict(block=BasicBlock, layers=(2, 2, 3, 2), channels=(16, 32, 64, 128))
     return _create_resnet('resnet_tiny_cifar', pretrained, **dict(model_args, **kwargs))

@@ -5,8 +5,8 @@
 '[Re] On the Relationship between Self-Attention and Convolutional Layers', Varma T, Prabhu, 2021 (this net, and the
 hierarchical one)
 
-Heads are as wide as the layer, there is no norm at the end, and the classifier sees the mean of all tokens, class token
-included. The class token is a patch of zeros, embedded like the others.
+Heads are as wide as the layer. There is no final norm, and the classifier uses the mean of all tokens, with the class
+token. The class token is the embedding of a patch of zeros.
 """
 import functools
 from typing import Any, Dict, Set, Tuple, Union
@@ -60,8 +60,8 @@ class ResVit(BlockNet):
     ):
         """
         Args:
-            img_size: Height and width of the images, in pixels, which the positions are made for.
-            patch_size: Side of the patches, in pixels: the convolutional stem keeps the resolution.
+            img_size: Height and width of the images, in pixels.
+            patch_size: Side of the patches, in pixels. The convolutional stem keeps the resolution.
             in_chans: Channels of the images.
             num_classes: Number of classes, 0 for features only.
             global_pool: Pooling over all positions, '' for none.
@@ -70,12 +70,10 @@ class ResVit(BlockNet):
             depth: Number of layers.
             num_heads: Heads of every layer.
             mlp_dim: Hidden channels of the MLPs.
-            hierarchical: Share one block, and the keys of its first input, between all layers: depth costs no
-                parameters (the report's hierarchical attention).
+            hierarchical: Share one block, and the keys of its first input, between all layers (the report).
             drop_rate: Dropout rate of hidden states, after attention and MLP.
             attn_drop_rate: Dropout rate of attention probabilities.
-            drop_path_rate: Stochastic depth rate of the last layer, growing linearly from 0; of every pass of a shared
-                block.
+            drop_path_rate: Stochastic depth rate of the last layer (linear from 0), or of a shared block.
 
         Raises:
             ValueError: If an argument is out of range.
@@ -125,7 +123,7 @@ class ResVit(BlockNet):
         self.grid_size = grid_size
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
-        """Class token and patches of images x plus positions, shape (B, 1 + H W, C)."""
+        """Embed images x: class token and patches plus positions, shape (B, 1 + H W, C)."""
         x = self.act1(self.bn1(self.conv1(x)))
         x = self.layer1(x)
         class_token = self.patch_embed(torch.zeros_like(x[:, :, :self.patch_size, :self.patch_size]))
@@ -136,13 +134,13 @@ class ResVit(BlockNet):
         return x[:, 1:].unflatten(1, self.grid_size)
 
     def to_features(self, x: torch.Tensor) -> torch.Tensor:
-        """The grid plus a share of the class token, so that its mean is the mean of all tokens."""
+        """Add a share of the class token to the grid. The mean of the grid is then the mean of all tokens."""
         grid = self.to_grid(x)
         return grid + (x[:, :1, None] - grid) / x.shape[1]  # no sum of tokens, which would overflow 8-bit integers
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: ResVit) -> Dict[str, torch.Tensor]:
-    """Resample the positions of a checkpoint of another image size (a square if unknown)."""
+    """Resample the positions of a checkpoint for another image size (square if unknown)."""
     table = state_dict.get('pos_embed')
     if table is None:
         return state_dict
@@ -187,12 +185,12 @@ def resvit_hier_cifar(pretrained: bool = False, **kwargs: Any) -> ResVit:
 
 @register_model
 def resvit_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> ResVit:
-    """A small one that trains on a CPU: 16 channels in the stem, 48 on 8 x 8 patches (0.64M parameters)."""
+    """A small model to train on a CPU: 16 channels in the stem, 48 on 8 x 8 patches (0.64M parameters)."""
     return _create_resvit('resvit_tiny_cifar', pretrained, **dict(TINY, **kwargs))
 
 
 @register_model
 def resvit_hier_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> ResVit:
-    """A small hierarchical one that trains on a CPU, of the same sizes (0.13M parameters)."""
+    """A small hierarchical model to train on a CPU (0.13M parameters)."""
     model_args = dict(TINY, hierarchical=True)
     return _create_resvit('resvit_hier_tiny_cifar', pretrained, **dict(model_args, **kwargs))

@@ -1,4 +1,4 @@
-"""Self-attention networks whose weights are vectors over a small footprint.
+"""Self-attention networks with a weight per channel over a small footprint.
 
 'Exploring Self-attention for Image Recognition', Zhao, Jia, Koltun, CVPR 2020
 - https://arxiv.org/abs/2004.13621
@@ -6,8 +6,8 @@
 hierarchical nets)
 
 The plain nets are SAN10 without its last stage, with 3 x 3 footprints. The hierarchical nets repeat one pair of
-bottlenecks four times at full resolution; all attention uses the keys of the first bottleneck in the first pass. The
-second bottleneck has an unused key map, which the published parameters count.
+bottlenecks four times at full resolution. All passes use the keys of the first bottleneck in the first pass. The second
+bottleneck has an unused key projection, because the published parameter count includes it.
 """
 import contextlib
 import functools
@@ -30,7 +30,7 @@ __all__ = ['SAN']
 
 @contextlib.contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Keep running statistics unchanged: a recomputed batch has been counted before."""
+    """Keep running statistics unchanged while a batch is recomputed."""
     norms: List[Any] = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     states = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
@@ -43,9 +43,9 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
 
 
 class Bottleneck(nn.Module):
-    """BN, ReLU, attention to a quarter of the channels, BN, ReLU, 1x1 convolution back, added to the input.
+    """BN, ReLU, attention with a quarter of the channels, BN, ReLU, 1x1 convolution, residual.
 
-    A shared bottleneck runs several times and returns its keys; its queries, keys and values have no bias.
+    A shared bottleneck runs several times and returns its keys. Its queries, keys and values have no bias.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class Bottleneck(nn.Module):
             key: Optional[torch.Tensor] = None,
             pass_index: int = 0,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """Output, and the keys that a shared bottleneck used."""
+        """Return the output, and the keys of a shared bottleneck."""
         shortcut = x
         x = F.relu(self.norm1(x, pass_index), inplace=True)
         if self.shared and key is None:
             key = self.attn.keys(x)
         x = self.attn(x, key, pass_index)
         x = self.conv(F.relu(self.norm2(x, pass_index), inplace=True))
-        x += shortcut  # in place: on a CPU new memory costs more than the sum
+        x += shortcut  # in place is faster on a CPU
         return x, key
 
 
 class Stage(nn.Module):
-    """A stage: 1x1 convolution (after max-pooling by 2), bottlenecks if any, BN and ReLU."""
+    """Max-pooling (optional), 1x1 convolution, bottlenecks, BN and ReLU."""
 
     def __init__(self, in_chs: int, dim: int, depth: int, kind: str, pool: bool, device: Any = None, dtype: Any = None):
         dd = {'device': device, 'dtype': dtype}
@@ -89,7 +89,7 @@ class Stage(nn.Module):
         self.act = nn.ReLU(inplace=True)
 
     def forward(self, x: torch.Tensor, begin: bool = True, end: bool = True) -> torch.Tensor:
-        """Run the stage, or its part before or after the shared bottlenecks."""
+        """Run the stage, or only its part before or after the shared bottlenecks."""
         if begin:
             x = self.conv(self.pool(x))
             for block in self.blocks:
@@ -124,8 +124,8 @@ class SAN(ZooNet):
             kind: 'pairwise' or 'patchwise' attention, see :class:`SanAttention2d`.
             channels: Channels of each stage, multiples of 32.
             depths: Bottlenecks of each stage.
-            hierarchical: Share the bottlenecks between all stages, at full resolution, with the keys of the first one's
-                input. Channels and depths must be equal in all stages.
+            hierarchical: Share bottlenecks and the first keys between all stages, at full resolution. Channels and
+                depths must be equal in all stages.
             img_size: Height and width of the images, in pixels; only checked against the smallest size.
             drop_rate: Dropout rate before the classifier.
 
@@ -140,7 +140,7 @@ class SAN(ZooNet):
             raise ValueError(f'depths={depths!r}: needs integers of at least 1')
         if hierarchical and len(set(zip(channels, depths))) > 1:
             raise ValueError(f'channels={channels!r}, depths={depths!r}: stages that share bottlenecks need equal ones')
-        min_size = 2 if hierarchical else 2 * 2 ** len(channels)  # smallest that can be reflected
+        min_size = 2 if hierarchical else 2 * 2 ** len(channels)  # reflection padding needs 2 pixels
         if img_size is not None and min(to_2tuple(img_size)) < min_size:
             raise ValueError(f'img_size={img_size!r}: needs a height and width of at least {min_size}')
 
@@ -151,7 +151,7 @@ class SAN(ZooNet):
         self.stem_norm = nn.BatchNorm2d(channels[0], **dd)
         self.stem_act = nn.ReLU(inplace=True)
         self.stem_pool = nn.Identity() if hierarchical else nn.MaxPool2d(2)
-        self.stages: Any = nn.ModuleList([  # which does not show its stages' attributes
+        self.stages: Any = nn.ModuleList([  # mypy does not know the attributes of its stages
             Stage(in_chs, dim, 0 if hierarchical else depth, kind, pool=not hierarchical and i > 0, **dd)
             for i, (in_chs, dim, depth) in enumerate(zip(channels[:1] + channels, channels, depths))
         ])
@@ -182,7 +182,7 @@ class SAN(ZooNet):
             x: torch.Tensor,
             key: Optional[torch.Tensor],
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        for i, stage in enumerate(self.stages):  # torchscript can't index them
+        for i, stage in enumerate(self.stages):  # torchscript cannot index modules
             if i == number:
                 x = stage(x, end=not self.hierarchical)
                 for block in self.shared_blocks:
@@ -193,7 +193,7 @@ class SAN(ZooNet):
 
     @torch.jit.unused
     def _recompute_stage(self, *args: Any) -> Any:
-        if not self.training or torch.compiler.is_compiling():  # a compiler decides itself which results to recompute
+        if not self.training or torch.compiler.is_compiling():  # a compiler chooses the results to recompute
             return self._pass_stage(*args)
         return checkpoint(
             self._pass_stage, *args, use_reentrant=False, preserve_rng_state=False,

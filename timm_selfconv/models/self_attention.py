@@ -56,31 +56,28 @@ class SelfAttentionNet(BlockNet):
     ):
         """
         Args:
-            img_size: Height and width of the images, in pixels. Learned encodings need it; nets with the quadratic or
-                sinusoid encoding take any size.
-            patch_size: Side of the invertible downsampling, which concatenates the pixels of a block as channels.
+            img_size: Height and width of the images, in pixels. Used by learned encodings only.
+            patch_size: Side of the patches, in pixels.
             in_chans: Channels of the images.
             num_classes: Number of classes, 0 for features only.
             global_pool: Pooling over all positions, '' for none.
             embed_dim: Channels of the layers and of every head.
             depth: Number of layers.
-            num_heads: Heads of all layers, or of each.
+            num_heads: Heads of every layer, or one number per layer.
             mlp_dim: Hidden channels of the MLPs.
             terms: Terms of the attention score, see :class:`SelfAttention2d`.
             encoding: Position encoding, see :class:`SelfAttention2d`.
-            hierarchical: Share one block, and the keys of its first input, between all layers: depth costs no
-                parameters (the report's hierarchical attention).
+            hierarchical: Share one block, and the keys of its first input, between all layers (the report).
             qk_bias: Give queries and keys a bias.
-            attn_proj: Add a second Linear after the heads' values.
+            attn_proj: Add a second Linear after the values.
             act_layer: Activation of the MLPs.
             norm_eps: Epsilon of the LayerNorms.
             drop_rate: Dropout rate of hidden states, after attention and MLP (the paper: 0.1).
             attn_drop_rate: Dropout rate of attention probabilities (the paper: 0.1).
-            drop_path_rate: Stochastic depth rate of the last layer, growing linearly from 0; of every pass of a shared
-                block.
+            drop_path_rate: Stochastic depth rate of the last layer (linear from 0), or of a shared block.
 
         Raises:
-            ValueError: If an argument is out of range, or terms and encoding do not fit.
+            ValueError: If an argument is out of range, or the encoding does not support the terms.
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__(patch_size, in_chans, num_classes, embed_dim, depth, hierarchical)
@@ -123,7 +120,7 @@ class SelfAttentionNet(BlockNet):
     @property
     @torch.jit.unused
     def num_heads(self) -> Tuple[int, ...]:
-        """Heads of each block."""
+        """Number of heads of each block."""
         return tuple(block.attn.num_heads for block in self.blocks)
 
     @torch.jit.unused
@@ -139,7 +136,7 @@ class SelfAttentionNet(BlockNet):
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) -> Dict[str, torch.Tensor]:
-    """Convert the released code's checkpoints, resample encodings; a ValueError for other numbers of heads."""
+    """Convert checkpoints of the released code, resample positions, and check the number of heads."""
     state_dict = state_dict.get('model_state_dict', state_dict)
     if 'features_upscale.weight' in state_dict:  # the released code's layout
         state_dict = convert_released(state_dict, model.patch_size)
@@ -148,7 +145,7 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: SelfAttentionNet) ->
     heads = tuple(weight.shape[1] // weight.shape[0] for weight in values if weight is not None)
     if len(heads) == len(model.num_heads) and heads != model.num_heads:
         raise ValueError(
-            f'num_heads={model.num_heads}: the checkpoint has {heads} heads per layer, create the model with '
+            f'num_heads={model.num_heads}: the checkpoint has {heads} heads per layer, so create the model with '
             f'num_heads={heads}')
 
     target = model.state_dict()
@@ -240,7 +237,7 @@ def sa_quadratic_gen_pruned_cifar(pretrained: bool = False, **kwargs: Any) -> Se
 
 @register_model
 def sa_learned_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """Learned relative encoding, positions only: the paper's 'SA learned emb.' (12.3M, 91.8 %)."""
+    """Learned relative encoding, position only: the paper's 'SA learned emb.' (12.3M, 91.8 %)."""
     model_args = dict(encoding='learned')
     return _create_self_attention('sa_learned_cifar', pretrained, **dict(model_args, **kwargs))
 
@@ -254,24 +251,21 @@ def sa_learned_content_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAtt
 
 @register_model
 def sa_quadratic_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_quadratic_cifar` with 16 heads of 256 channels: the report's Table 2 (93.1 %).
-
-    ``embed_dim=400`` makes it the net of the paper's Figure 14.
-    """
+    """`sa_quadratic_cifar` with 16 heads of 256 channels: Table 2 of the report (93.1 %)."""
     model_args = dict(embed_dim=256, num_heads=16)
     return _create_self_attention('sa_quadratic_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def sa_learned_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_learned_cifar` with 16 heads of 256 channels: the report's Table 2 (91.2 %), less its second value map."""
+    """`sa_learned_cifar` with 16 heads of 256 channels: the report's Table 2 (91.2 %), without its second value map."""
     model_args = dict(encoding='learned', embed_dim=256, num_heads=16)
     return _create_self_attention('sa_learned_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def sa_learned_content_h16_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """`sa_learned_content_cifar`, 16 heads, 256 channels: Table 2 (85.6 %) of the report, less its second value map."""
+    """`sa_learned_content_cifar`, 16 heads, 256 channels: Table 2 of the report (85.6 %), one value map fewer."""
     model_args = dict(encoding='learned', terms=CONTENT, embed_dim=256, num_heads=16)
     return _create_self_attention('sa_learned_content_h16_cifar', pretrained, **dict(model_args, **kwargs))
 
@@ -291,13 +285,13 @@ def sa_learned_content_hier_h16_cifar(pretrained: bool = False, **kwargs: Any) -
 
 @register_model
 def sa_quadratic_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """A small quadratic net that trains on a CPU: 96 channels on 8 x 8 positions."""
+    """A small quadratic model to train on a CPU: 96 channels on 8 x 8 positions."""
     return _create_self_attention('sa_quadratic_tiny_cifar', pretrained, **dict(TINY, **kwargs))
 
 
 @register_model
 def sa_quadratic_gen_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """A small general quadratic net, heads of any ellipse, that trains on a CPU: 96 channels on 8 x 8 positions."""
+    """A small model with a full precision per head, to train on a CPU: 96 channels on 8 x 8 positions."""
     model_args = dict(TINY, encoding='quadratic_gen')
     return _create_self_attention('sa_quadratic_gen_tiny_cifar', pretrained, **dict(model_args, **kwargs))
 
@@ -311,7 +305,7 @@ def sa_quadratic_h16_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> Self
 
 @register_model
 def sa_learned_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """A small position-only learned net that trains on a CPU: 96 channels on 8 x 8 positions."""
+    """A small model with learned positions only, to train on a CPU: 96 channels on 8 x 8 positions."""
     model_args = dict(TINY, encoding='learned')
     return _create_self_attention('sa_learned_tiny_cifar', pretrained, **dict(model_args, **kwargs))
 
@@ -325,13 +319,13 @@ def sa_learned_h16_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAt
 
 @register_model
 def sa_learned_content_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """A small net with content that trains on a CPU: 64 channels on 8 x 8 positions."""
+    """A small model with content, to train on a CPU: 64 channels on 8 x 8 positions."""
     model_args = dict(TINY, embed_dim=64, mlp_dim=128, encoding='learned', terms=CONTENT)
     return _create_self_attention('sa_learned_content_tiny_cifar', pretrained, **dict(model_args, **kwargs))
 
 
 @register_model
 def sa_learned_content_hier_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    """A small hierarchical net with content that trains on a CPU: 64 channels on 8 x 8 positions."""
+    """A small hierarchical model with content, to train on a CPU: 64 channels on 8 x 8 positions."""
     model_args = dict(TINY, embed_dim=64, mlp_dim=128, **HIERARCHICAL)
     return _create_self_attention('sa_learned_content_hier_tiny_cifar', pretrained, **dict(model_args, **kwargs))

@@ -30,9 +30,11 @@ def fuse(model: nn.Module) -> nn.Module:
         if isinstance(layer, SelfAttention2d):
             check_dense(layer, ('value', 'proj'), name)
     fused = copy.deepcopy(model)
-    convits = [m for m in fused.modules() if isinstance(m, ConVit)]
-    for convit in convits:
-        fuse_convit(convit)
+    convits = [(n, m) for n, m in fused.named_modules() if isinstance(m, ConVit)]
+    for name, convit in convits:
+        if not name:
+            return fuse_convit(convit)
+        fused.set_submodule(name, fuse_convit(convit))
     if convits:
         return fused
     fused.eval().requires_grad_(False)

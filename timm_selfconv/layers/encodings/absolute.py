@@ -1,4 +1,4 @@
-"""Absolute encoding: a vector per position, sinusoid or learned (equations 3 and 7)."""
+"""Absolute encoding: one vector per position, sinusoid or learned (equations 3 and 7)."""
 from typing import Any, TYPE_CHECKING, Final, Tuple
 
 import torch
@@ -10,7 +10,7 @@ __all__ = ['AbsoluteEncoding']
 
 
 def sinusoids(size: int, dim: int, like: torch.Tensor) -> torch.Tensor:
-    """Sinusoids of Vaswani et al. (2017) along one axis: sines, then cosines; shape (size, dim), at least float32."""
+    """Sines, then cosines along one axis (Vaswani et al., 2017), shape (size, dim), at least float32."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     bands = torch.arange(dim // 2, device=like.device, dtype=dtype) / (dim // 2)
     angles = torch.arange(size, device=like.device, dtype=dtype)[:, None] / torch.pow(10000., bands)
@@ -19,11 +19,11 @@ def sinusoids(size: int, dim: int, like: torch.Tensor) -> torch.Tensor:
 
 @register_notrace_module
 class AbsoluteEncoding(nn.Module):
-    """Absolute encoding, equations (3) and (7): one vector per position, added to what queries and keys are made of.
+    """Absolute encoding, equations (3) and (7): one vector per position, added to the input of queries and keys.
 
     Attributes:
-        table: Learned vectors, shape (H, W, dim); None for sinusoids (Vaswani et al., 2017), which encode rows in one
-            half of the channels and columns in the other.
+        table: Learned vectors, shape (H, W, dim). None for sinusoids, which encode rows in the first half of the
+            channels and columns in the second.
     """
     learned: Final[bool]
     if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class AbsoluteEncoding(nn.Module):
         Args:
             dim: Channels of the vectors, divisible by 4 for sinusoids.
             grid_size: Rows and columns of the input; sinusoids take any.
-            learned: Learn the vectors, else sinusoids.
+            learned: Use learned vectors, not sinusoids.
 
         Raises:
-            ValueError: If sinusoids are asked for with dim not divisible by 4.
+            ValueError: If dim is not divisible by 4 for sinusoids.
         """
         super().__init__()
         self.dim = dim
@@ -55,17 +55,13 @@ class AbsoluteEncoding(nn.Module):
             trunc_normal_(self.table, std=0.02)
 
     def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
-        """Resample learned vectors for inputs of other than the present (rows, columns)."""
+        """Resample learned vectors for other (rows, columns)."""
         if self.learned and tuple(self.table.shape[:2]) != tuple(grid_size):
             table = resample_abs_pos_embed_nhwc(self.table.detach(), list(grid_size))[0]
             self.register_parameter('table', nn.Parameter(table.contiguous(), self.table.requires_grad))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Encode positions into x, shape (B, H, W, dim), and return the sum, same shape.
-
-        Raises:
-            ValueError: If learned vectors are for other rows and columns.
-        """
+        """Add the vectors to x, shape (B, H, W, dim), or raise a ValueError if the learned table has another size."""
         height, width = x.shape[1], x.shape[2]
         if not self.learned:
             rows, cols = sinusoids(height, self.dim // 2, x), sinusoids(width, self.dim // 2, x)

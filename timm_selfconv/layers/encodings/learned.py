@@ -1,4 +1,4 @@
-"""Learned relative encoding: a table of row offsets and one of column offsets (Ramachandran et al., 2019)."""
+"""Learned relative encoding: a table of row offsets and a table of column offsets (Ramachandran et al., 2019)."""
 from typing import Any, TYPE_CHECKING, Final, Optional, Tuple
 
 import torch
@@ -16,18 +16,18 @@ __all__ = ['LearnedEncoding', 'relative_table', 'resample_table']
 @torch.fx.wrap
 @register_notrace_function
 def relative_table(table: torch.Tensor, size: int, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """The row of an offset table for every query and key of one axis.
+    """Look up the row of an offset table for every query and key of one axis.
 
     Args:
         table: One row per offset, from ``-(reach - 1)`` to ``reach - 1``, shape (2 reach - 1, dim).
-        size: Number of positions along the axis, all of them keys.
+        size: Number of keys along the axis.
         queries: Positions of the queries, see :func:`axis_offsets`.
 
     Returns:
         Encodings, shape (queries, size, dim), query before key.
 
     Raises:
-        ValueError: If the axis has more positions than the table reaches.
+        ValueError: If the table is too small for the axis.
     """
     reach = (table.shape[0] + 1) // 2
     if size > reach:
@@ -39,14 +39,9 @@ def relative_table(table: torch.Tensor, size: int, queries: Optional[torch.Tenso
 
 
 def resample_table(table: torch.Tensor, reach: int) -> torch.Tensor:
-    """Resample an offset table for another image size, offsets scaled with the image.
+    """Resample an offset table, shape (2 old_reach - 1, dim), to (2 reach - 1, dim) for an axis of ``reach`` positions.
 
-    Args:
-        table: Shape (2 old_reach - 1, dim).
-        reach: Number of positions along the axis that the new table serves.
-
-    Returns:
-        Table of shape (2 reach - 1, dim), the zero offset in its middle.
+    Offsets scale with the image. The zero offset stays in the middle.
     """
     length = 2 * reach - 1
     if table.shape[0] == length:
@@ -107,7 +102,7 @@ class LearnedEncoding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Tables from N(0, 1), keys uniform in +-1 / sqrt(dim), as the released code leaves them."""
+        """Initialise tables by N(0, 1) and keys uniformly in +-1 / sqrt(dim), as the released code does."""
         nn.init.normal_(self.row_table)
         nn.init.normal_(self.col_table)
         if self.position:
@@ -116,21 +111,21 @@ class LearnedEncoding(nn.Module):
             nn.init.uniform_(self.col_keys, -bound, bound)
 
     def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
-        """Resample the tables for inputs of other than the present (rows, columns)."""
+        """Resample the tables for other (rows, columns)."""
         for name, reach in (('row_table', grid_size[0]), ('col_table', grid_size[1])):
             table = getattr(self, name)
             setattr(self, name, nn.Parameter(resample_table(table.detach(), reach), table.requires_grad))
 
     def keep_heads(self, heads: torch.Tensor) -> None:
-        """Keep these heads, integers of shape (n,), and drop the others; the tables serve all heads."""
+        """Keep the keys of these heads, shape (n,). All heads share the tables."""
         for name in ('row_keys', 'col_keys'):
             select_parameter(self, name, heads)
 
     def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The position term of equation (8) by offset; see :meth:`QuadraticEncoding.offset_tables`.
+        """Return the position term of equation (8) by offset; see :meth:`QuadraticEncoding.offset_tables`.
 
         Raises:
-            ValueError: If a table does not reach that far.
+            ValueError: If a table is too small.
         """
         tables = []
         for table, keys, size in ((self.row_table, self.row_keys, height), (self.col_table, self.col_keys, width)):
@@ -145,12 +140,12 @@ class LearnedEncoding(nn.Module):
             width: int,
             queries: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
-        """Scores of the terms in offsets, split by axis; see :meth:`QuadraticEncoding.forward`."""
+        """Return row and column scores; see :meth:`QuadraticEncoding.forward`."""
         dtype = torch.promote_types(self.row_table.dtype, torch.float32)
         rows: Optional[torch.Tensor] = None
         cols: Optional[torch.Tensor] = None
         if self.position:
-            # sums of products: autocast would run a matrix product in half precision
+            # no matrix product, which autocast would run in half precision
             row_scores = (self.row_table.to(dtype)[:, None] * self.row_keys).sum(-1)
             col_scores = (self.col_table.to(dtype)[:, None] * self.col_keys).sum(-1)
             rows = relative_table(row_scores, height, queries).permute(2, 0, 1)[None, :, :, None]

@@ -1,4 +1,4 @@
-"""Quadratic encoding: each head a Gaussian around an offset of its own (equation 9, appendix D.1)."""
+"""Quadratic encoding: each head is a Gaussian around an offset (equation 9, appendix D.1)."""
 import copy
 from typing import Any, TYPE_CHECKING, Final, Optional, Tuple
 
@@ -15,12 +15,12 @@ __all__ = ['QuadraticEncoding', 'around_nearest', 'axis_offsets', 'gaussian_axis
 @torch.fx.wrap
 @register_notrace_function
 def axis_offsets(size: int, like: torch.Tensor, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """Offsets ``key - query`` between positions of one axis.
+    """Return offsets ``key - query`` along one axis.
 
     Args:
-        size: Number of positions along the axis, all of them keys.
-        like: Tensor whose device and (at least float32) dtype the result takes.
-        queries: Positions of the queries, on that device, shape (queries,); all positions by default.
+        size: Number of keys along the axis.
+        like: Tensor with the device and the dtype (at least float32) of the result.
+        queries: Positions of the queries, shape (queries,); default: all keys.
 
     Returns:
         Offsets in pixels, shape (queries, size), query before key.
@@ -39,14 +39,13 @@ def gaussian_axis_scores(
 ) -> torch.Tensor:
     """Log-Gaussian scores along one axis, ``-precision / 2 * (delta - center)^2`` up to a constant per query.
 
-    The softmax sees no such constant, nor does equation (9) of the paper have this one. It is chosen such that the
-    score of the key nearest to the centre is 0, and each other one is right to rounding, however far the centre, sharp
-    the head and large the grid.
+    The softmax ignores the constant. Here it makes the score of the key nearest to the centre 0, so the other scores
+    are exact to rounding for far centres, sharp heads and large grids.
 
     Args:
         centers: Centre of each head along the axis, in pixels, shape (heads,).
         precision: Inverse variance of each head along the axis, in 1 / pixels^2, shape (heads,).
-        size: Number of positions along the axis, all of them keys.
+        size: Number of keys along the axis.
         queries: Positions of the queries, see :func:`axis_offsets`.
 
     Returns:
@@ -64,12 +63,11 @@ def around_nearest(
         size: int,
         queries: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Offsets along one axis of some size as seen from the key that is nearest to a head's centre.
+    """Split ``delta - centre`` at the key nearest to the centre.
 
-    For centres of shape (heads,) and queries as in :func:`axis_offsets`: how far each key lies behind the nearest one,
-    shape (heads, queries, size), and that one behind the centre, (heads, queries, 1). Their sum is how far the key lies
-    behind the centre. Centres are clamped to +-1e30, as precisions are: no product of theirs is infinite, so that zero
-    times it is zero.
+    For centres, shape (heads,), and queries as in :func:`axis_offsets`, return the offset from the nearest key to each
+    key, shape (heads, queries, size), and from the centre to the nearest key, shape (heads, queries, 1). Centres are
+    clamped to +-1e30, like precisions, to avoid 0 * inf.
     """
     keys = torch.arange(size, device=centers.device, dtype=torch.promote_types(centers.dtype, torch.float32))
     centers = centers.to(keys.dtype).clamp(-1e30, 1e30)[:, None, None]
@@ -80,22 +78,22 @@ def around_nearest(
 
 @register_notrace_module
 class QuadraticEncoding(nn.Module):
-    """Quadratic encoding, equation (9): every head looks at a Gaussian blob at an offset of its own.
+    """Quadratic encoding, equation (9): the attention of a head is a Gaussian around an offset from the query.
 
     ``r_delta`` is ``(|delta|^2, delta_1, delta_2)``, or ``(delta_1^2, delta_2^2, delta_1, delta_2, delta_1 delta_2)``
     with a full precision.
 
     Attributes:
-        centers: Where the heads look, (row, column) offsets in pixels, shape (heads, 2).
+        centers: Centres of the heads, (row, column) offsets in pixels, shape (heads, 2).
         spreads: Inverse standard deviations, shape (heads,), or square roots ``S`` of the precisions, shape
             (heads, 2, 2).
-        query_weight: The hatted ``W_key`` of equation (8): a query's coefficients of ``r_delta``, shape
+        query_weight: Coefficients of ``r_delta`` from queries (``W_key`` with a hat in equation 8), shape
             (heads, head_dim, 3 or 5). Only with the content-position term.
     """
     full: Final[bool]
     position: Final[bool]
     content_position: Final[bool]
-    if TYPE_CHECKING:  # torchscript would hold us to these where a term is left out and its parameters are None
+    if TYPE_CHECKING:  # not for torchscript: parameters of unused terms are None
         centers: torch.Tensor
         spreads: torch.Tensor
         query_weight: torch.Tensor
@@ -114,7 +112,7 @@ class QuadraticEncoding(nn.Module):
         Args:
             num_heads: Number of heads.
             head_dim: Channels of a query.
-            full: Give each head a full 2 x 2 precision instead of one spread.
+            full: Use a full 2 x 2 precision per head instead of one spread.
             position: Keep the position term, ``v r_delta``.
             content_position: Keep the content-position term, ``x_q Wq r_delta``.
         """
@@ -133,7 +131,7 @@ class QuadraticEncoding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Centres from N(0, 2), spreads 1 (or I) + N(0, 0.01): the standard deviations of the released code."""
+        """Initialise centres by N(0, 2) and spreads by 1 (or I) + N(0, 0.01), as in the released code."""
         if self.position:
             nn.init.normal_(self.centers, std=2.)
             nn.init.normal_(self.spreads, std=0.01)
@@ -143,35 +141,31 @@ class QuadraticEncoding(nn.Module):
             trunc_normal_(self.query_weight, std=0.02)
 
     def keep_heads(self, heads: torch.Tensor) -> None:
-        """Keep these heads, integers of shape (n,), and drop the others."""
+        """Keep these heads, shape (n,), and remove the others."""
         for name in ('centers', 'spreads', 'query_weight'):
             select_parameter(self, name, heads)
 
     def precisions(self) -> torch.Tensor:
-        """Precision ``Sigma^-1`` of each head (appendix D.1), at least float32, shape (heads, 2, 2)."""
+        """Return the precision ``Sigma^-1`` of each head (appendix D.1), at least float32, shape (heads, 2, 2)."""
         spreads = self.spreads.to(torch.promote_types(self.spreads.dtype, torch.float32))
         if not self.full:
             spreads = spreads[:, None, None] * torch.eye(2, device=spreads.device, dtype=spreads.dtype)
-        # element by element: autocast would run a matrix product in half precision
+        # no matrix product, which autocast would run in half precision
         return (spreads[:, :, None, :] * spreads[:, None, :, :]).sum(-1).clamp(-1e30, 1e30)
 
     def offset_tables(self, height: int, width: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The position term of equation (8) by offset: ``rows[d1] + cols[d2] + cross d1 d2``, to a constant.
-
-        Args:
-            height: Rows of the grid.
-            width: Columns of the grid.
+        """Return the position term of equation (8) by offset, ``rows[d1] + cols[d2] + cross d1 d2``, up to a constant.
 
         Returns:
-            Row table, offsets from ``-(height - 1)`` to ``height - 1``, shape (heads, 2 height - 1), column table,
-            (heads, 2 width - 1), and what couples the axes, (heads,); float64, on the CPU as some devices lack it.
+            Table of row offsets from ``-(height - 1)`` to ``height - 1``, shape (heads, 2 height - 1), of column
+            offsets, (heads, 2 width - 1), and ``cross``, (heads,). All are float64 on the CPU, as some devices lack it.
         """
         centers, precision = self.centers.cpu().double(), copy.deepcopy(self).cpu().double().precisions()
         tables = []
         for axis, size in enumerate((height, width)):
             offsets = torch.arange(1 - size, size)
             distance = offsets - centers[:, axis, None]
-            # of the product of both distances, what is linear in one
+            # the linear part of the product of both distances
             linear = precision[:, 0, 1, None] * centers[:, 1 - axis, None] * offsets
             tables.append(linear - 0.5 * precision[:, axis, axis, None] * distance.square())
         return tables[0], tables[1], -precision[:, 0, 1]
@@ -183,17 +177,16 @@ class QuadraticEncoding(nn.Module):
             width: int,
             queries: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
-        """Scores of the terms in offsets, split by axis, up to a constant per query.
+        """Return row and column scores of the terms in offsets, up to a constant per query.
 
         Args:
-            query: Scaled queries, shape (B, heads, Q, W, head_dim); needed by the content-position term only.
-            height: Number of rows H.
-            width: Number of columns W.
-            queries: Rows of the queries, shape (Q,); all H by default.
+            query: Scaled queries, shape (B, heads, Q, W, head_dim), for the content-position term.
+            height, width: Number of rows H and columns W.
+            queries: Rows of the queries, shape (Q,); default: all H.
 
         Returns:
-            Row scores, (B or 1, heads, Q, W or 1, H), column scores, (B or 1, heads, Q or 1, W, W), and, for a full
-            precision, what couples the axes, (B or 1, heads, Q, W, H, W); key axes last.
+            Row scores, (B or 1, heads, Q, W or 1, H), column scores, (B or 1, heads, Q or 1, W, W), and for a full
+            precision coupled scores, (B or 1, heads, Q, W, H, W); key axes last.
         """
         rows: Optional[torch.Tensor] = None
         cols: Optional[torch.Tensor] = None
@@ -202,7 +195,7 @@ class QuadraticEncoding(nn.Module):
             a1, g1 = around_nearest(self.centers[:, 0], height, queries)
             a2, g2 = around_nearest(self.centers[:, 1], width)
             a1, g1, a2, g2 = a1[None, :, :, None], g1[None, :, :, None], a2[None, :, None], g2[None, :, None]
-            if self.full:  # the quadratic form of (a1 + g1, a2 + g2) without what is the same for all keys
+            if self.full:  # the quadratic form of (a1 + g1, a2 + g2), up to a constant per query
                 precision = self.precisions()[..., None, None, None]
                 p11, p12, p22 = precision[:, 0, 0], precision[:, 0, 1], precision[:, 1, 1]
                 rows = -a1 * p11 * (0.5 * a1 + g1) - a1 * p12 * g2
@@ -213,10 +206,10 @@ class QuadraticEncoding(nn.Module):
                 rows, cols = -a1 * p * (0.5 * a1 + g1), -a2 * p * (0.5 * a2 + g2)
         if self.content_position:
             assert query is not None
-            here = self.query_weight.new_zeros(1)  # with its centre at the query, offsets are those from the query
+            here = self.query_weight.new_zeros(1)  # a centre at the query
             d1, d2 = around_nearest(here, height, queries)[0][0], around_nearest(here, width)[0][0]
             weights = torch.einsum('bhijd,hdp->bhijp', query, self.query_weight).to(d1.dtype)
-            squares = 2 if self.full else 1  # an isotropic encoding has one weight for both
+            squares = 2 if self.full else 1  # an isotropic encoding has one weight for both squares
             of_rows = weights[..., :1] * d1.square()[:, None] + weights[..., squares:squares + 1] * d1[:, None]
             of_cols = weights[..., squares - 1:squares] * d2.square() + weights[..., squares + 1:squares + 2] * d2
             rows = of_rows if rows is None else rows + of_rows
