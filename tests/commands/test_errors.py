@@ -176,7 +176,6 @@ def test_libraries_print_nothing(little, named, tmp_path):
 
 
 @pytest.mark.parametrize('command', [
-    ['include', '{net}', 'sa_quadratic_gen_cifar', '--output', 'out/net'],
     ['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '{checkpoint}', '--data', '{data}', '--output', 'out'],
     ['explore', '{net}', '{data}/test/0/0.png', '--out', 'out/page.html'],
 ], ids=lambda command: command[0])

@@ -65,9 +65,9 @@ def model_name(text: str) -> str:
 
 MODEL = argument('model', type=model_name, metavar='MODEL', help=(
     'name of a timm model (timm-selfconv list shows the zoo), local-dir:FOLDER or hf-hub:OWNER/NAME'))
-CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='load these weights instead')
+CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='load this weight file instead')
 NET = (  # arguments of load_model
-    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='initialise the net, without weights')],
+    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='initialise the net, load no weights')],
     argument('--seed', type=int, default=42, help='seed of --untrained (default: 42)'))
 FUSE = argument('--fuse', action='store_true', help='fuse the net for inference: faster, same logits')
 DATA_DIR = argument('--data-dir', metavar='DIR', help='folder with the files of a named dataset')

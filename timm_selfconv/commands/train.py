@@ -31,7 +31,7 @@ OVERRIDES = argument('overrides', nargs='*', metavar='KEY=VALUE', help='set a ke
     TRAIN, MODEL, argument('folder', metavar='FOLDER', help=(
         'pictures in FOLDER/train/CLASS and FOLDER/val/CLASS, or in FOLDER/CLASS (a fifth is held out)')), OVERRIDES,
     output('DIR', 'folder for the net and its run', Path), CHECKPOINT,
-    argument('--img-size', type=int, metavar='N', help='size of images in pixels (default: of the net)'),
+    argument('--img-size', type=int, metavar='N', help='size of images in pixels (default: as the net)'),
     argument('--seed', type=int, metavar='N', help='seed of training and held-out pictures (default: 42)'), DEVICE)
 def finetune(args: Namespace) -> None:
     """Fine-tune a net on your own pictures, from a folder with a folder per class.
@@ -61,7 +61,7 @@ def finetune(args: Namespace) -> None:
 @command(
     TRAIN, argument('recipe', metavar='RECIPE', help='YAML file, or name of timm-selfconv list --recipes'), OVERRIDES,
     output('DIR', 'folder for checkpoints and history', Path),
-    argument('--data', help='folder, or name of a timm dataset (default: of the recipe)'), DEVICE,
+    argument('--data', help='folder, or name of a timm dataset (default: as the recipe)'), DEVICE,
     argument('--batches', type=natural, metavar='N', help='batches per epoch, for a short test (default: all)'))
 def train(args: Namespace) -> None:
     """Train a net on one device with a recipe, which also works in timm's train.py.
@@ -72,7 +72,7 @@ def train(args: Namespace) -> None:
     recipes/README.md explains the keys. VALUE is YAML; null removes a key. After each epoch the command writes
     last.pth.tar in timm's layout, summary.csv with timm's columns, and history.json. You can stop it at any time. The
     same command resumes after the last complete epoch, and gives the same weights. The result is the last weights, or
-    their moving average (model_ema). Test accuracy selects nothing. To tune a recipe, hold out training images:
+    their moving average (model_ema). Nothing is selected by test accuracy. To tune a recipe, hold out training images:
     train_split='train[:45000]' val_split='train[45000:]'.
     """
     recipe = read_recipe(args.recipe, args.overrides)
@@ -175,7 +175,7 @@ def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
         argument('--heads', nargs='+', type=layer_heads, metavar='LAYER:HEAD,HEAD', help=(
             'drop these heads instead, counted from 0')),
         argument('--keep', type=int, nargs='+', metavar='HEADS', help=(
-            'keep so many heads per layer instead, fitted to replace the others on the images of --data'))],
+            'keep these numbers of heads per layer, fitted to replace the others on images of --data'))],
     argument('--data', help='folder or dataset, as for eval; with --keep'), DATA_DIR, split('train'), INPUT_KEY, COUNT,
     JSON)
 def prune(args: Namespace) -> None:

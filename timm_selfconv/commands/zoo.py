@@ -55,15 +55,15 @@ def list_(args: Namespace) -> None:
 
 
 @command(
-    GROUP, *NET, argument('--img-size', type=natural, nargs='+', help='image sizes in pixels (default: of the net)'),
+    GROUP, *NET, argument('--img-size', type=natural, nargs='+', help='image sizes in pixels (default: as the net)'),
     argument('--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)'),
     argument('--dtype', nargs='+', default=['float32'], choices=['float32', 'bfloat16'], help=(
         'types of parameters and images (default: float32)')),
     argument('--train', action='store_true', help='measure forward, loss and backward instead of inference'), DEVICE,
-    argument('--threads', type=natural, help='threads of the CPU (default: of torch)'),
-    argument('--seconds', type=float, default=3., help='time per net and size (default: 3)'), JSON)
+    argument('--threads', type=natural, help='threads of the CPU (default: as torch)'),
+    argument('--seconds', type=float, default=3., help='time per net and size (default: 3 seconds)'), JSON)
 def bench(args: Namespace) -> None:
-    """Measure speed, compared with the released algorithm and with the matrix products of the net.
+    """Measure the speed of a net, and compare it with the released algorithm and the matrix products.
 
     Example: timm-selfconv bench sa_quadratic_tiny_cifar --img-size 32 64 --batch-size 1
     """
