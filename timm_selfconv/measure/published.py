@@ -1,5 +1,6 @@
 """The papers' published tables."""
 from dataclasses import dataclass
+from functools import partial
 from typing import Optional
 
 __all__ = ['PAPER', 'PUBLISHED', 'REPORT', 'Published']
@@ -10,7 +11,7 @@ REPORT = '[Re] On the Relationship between Self-Attention and Convolutional Laye
 SECOND_VALUES = (
     'The net of the report has a second value projection per head and, in its released code, MLPs of 400 channels. '
     'The net here has no second projection and MLPs of 512 channels.')
-WITHOUT_SECOND_LINEAR = (
+NO_SECOND_LINEAR = (
     '29.5M is the net of the paper, as here. The net of the report has no second Linear(D -> D) (attn_proj=False) and '
     '28.5M parameters.')
 PAIRWISE_COUNT = 'The published 3.74M is the count of the pairwise net; patchwise weights take more.'
@@ -44,43 +45,32 @@ class Published:
     plain: Optional[str] = None
 
 
+PAPER_1, PAPER_4 = (partial(Published, PAPER, f'Table {number}') for number in (1, 4))
+REPORT_1, REPORT_2, REPORT_3 = (partial(Published, REPORT, f'Table {number}') for number in (1, 2, 3))
 PUBLISHED = (
-    Published(PAPER, 'Table 1', 'ResNet18', 'resnet18_cifar', 0.938, '11.2M', '1.1B'),
-    Published(PAPER, 'Table 1', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
-    Published(PAPER, 'Table 1', 'SA learned emb.', 'sa_learned_cifar', 0.918, '12.3M', '6.2B'),
-    Published(PAPER, 'Table 1', 'SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M', '15B'),
-    Published(PAPER, 'Table 4', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
-    Published(PAPER, 'Table 4', 'SA quadratic emb. gen.', 'sa_quadratic_gen_cifar', 0.934, '12.1M', '6.2B'),
-    Published(
-        PAPER, 'Table 4', 'SA quadratic emb. gen. pruned', 'sa_quadratic_gen_pruned_cifar', 0.934, '9.7M', '4.9B'),
+    PAPER_1('ResNet18', 'resnet18_cifar', 0.938, '11.2M', '1.1B'),
+    PAPER_1('SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
+    PAPER_1('SA learned emb.', 'sa_learned_cifar', 0.918, '12.3M', '6.2B'),
+    PAPER_1('SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M', '15B'),
+    PAPER_4('SA quadratic emb.', 'sa_quadratic_cifar', 0.938, '12.1M', '6.2B'),
+    PAPER_4('SA quadratic emb. gen.', 'sa_quadratic_gen_cifar', 0.934, '12.1M', '6.2B'),
+    PAPER_4('SA quadratic emb. gen. pruned', 'sa_quadratic_gen_pruned_cifar', 0.934, '9.7M', '4.9B'),
 
-    Published(REPORT, 'Table 1', 'ResNet18', 'resnet18_cifar', 0.946, '11.2M'),
-    Published(REPORT, 'Table 1', 'SA quadratic emb.', 'sa_quadratic_cifar', 0.943, '12.1M'),
-    Published(REPORT, 'Table 1', 'SA quadratic emb. gen.', 'sa_quadratic_gen_cifar', 0.939, '12.1M'),
-    Published(REPORT, 'Table 1', 'SA learned emb.', 'sa_learned_cifar', 0.904, '12.3M'),
-    Published(REPORT, 'Table 1', 'SA learned emb. + content', 'sa_learned_content_cifar', 0.864, '29.5M'),
-    Published(REPORT, 'Table 2', 'SA quadratic emb., 16 heads', 'sa_quadratic_h16_cifar', 0.931),
-    Published(REPORT, 'Table 2', 'SA learned emb., 16 heads', 'sa_learned_h16_cifar', 0.912, note=SECOND_VALUES),
-    Published(
-        REPORT, 'Table 2', 'SA learned emb. + content, 16 heads', 'sa_learned_content_h16_cifar', 0.856,
-        note=SECOND_VALUES),
-    Published(
-        REPORT, 'Table 3', 'SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M', milliseconds=5.374,
-        note=WITHOUT_SECOND_LINEAR),
-    Published(
-        REPORT, 'Table 3', 'HA learned emb. + content', 'sa_learned_content_hier_cifar', 0.910, '4.75M',
-        milliseconds=4.703, plain='sa_learned_content_cifar'),
-    Published(REPORT, 'Table 3', 'SAN pairwise, SA', 'san_pairwise_cifar', 0.818, '3.74M', milliseconds=16.586),
-    Published(
-        REPORT, 'Table 3', 'SAN pairwise, HA', 'san_pairwise_hier_cifar', 0.853, '0.35M', milliseconds=12.913,
-        plain='san_pairwise_cifar'),
-    Published(
-        REPORT, 'Table 3', 'SAN patchwise, SA', 'san_patchwise_cifar', 0.857, '3.74M', milliseconds=9.773,
-        note=PAIRWISE_COUNT),
-    Published(
-        REPORT, 'Table 3', 'SAN patchwise, HA', 'san_patchwise_hier_cifar', 0.912, '0.36M', milliseconds=7.419,
-        plain='san_patchwise_cifar'),
-    Published(REPORT, 'Table 3', 'ViT, SA', 'resvit_cifar', 0.843, '37.4M', milliseconds=7.094),
-    Published(
-        REPORT, 'Table 3', 'ViT, HA', 'resvit_hier_cifar', 0.877, '6.53M', milliseconds=6.302, plain='resvit_cifar'),
+    REPORT_1('ResNet18', 'resnet18_cifar', 0.946, '11.2M'),
+    REPORT_1('SA quadratic emb.', 'sa_quadratic_cifar', 0.943, '12.1M'),
+    REPORT_1('SA quadratic emb. gen.', 'sa_quadratic_gen_cifar', 0.939, '12.1M'),
+    REPORT_1('SA learned emb.', 'sa_learned_cifar', 0.904, '12.3M'),
+    REPORT_1('SA learned emb. + content', 'sa_learned_content_cifar', 0.864, '29.5M'),
+    REPORT_2('SA quadratic emb., 16 heads', 'sa_quadratic_h16_cifar', 0.931),
+    REPORT_2('SA learned emb., 16 heads', 'sa_learned_h16_cifar', 0.912, note=SECOND_VALUES),
+    REPORT_2('SA learned emb. + content, 16 heads', 'sa_learned_content_h16_cifar', 0.856, note=SECOND_VALUES),
+    REPORT_3('SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M', '-', 5.374, NO_SECOND_LINEAR),
+    REPORT_3('HA learned emb. + content', 'sa_learned_content_hier_cifar', 0.910, '4.75M', '-', 4.703,
+             plain='sa_learned_content_cifar'),
+    REPORT_3('SAN pairwise, SA', 'san_pairwise_cifar', 0.818, '3.74M', '-', 16.586),
+    REPORT_3('SAN pairwise, HA', 'san_pairwise_hier_cifar', 0.853, '0.35M', '-', 12.913, plain='san_pairwise_cifar'),
+    REPORT_3('SAN patchwise, SA', 'san_patchwise_cifar', 0.857, '3.74M', '-', 9.773, PAIRWISE_COUNT),
+    REPORT_3('SAN patchwise, HA', 'san_patchwise_hier_cifar', 0.912, '0.36M', '-', 7.419, plain='san_patchwise_cifar'),
+    REPORT_3('ViT, SA', 'resvit_cifar', 0.843, '37.4M', '-', 7.094),
+    REPORT_3('ViT, HA', 'resvit_hier_cifar', 0.877, '6.53M', '-', 6.302, plain='resvit_cifar'),
 )
