@@ -1,7 +1,6 @@
 """Recipes: their keys in timm's train.py, and the papers' hyper-parameters."""
 import importlib.util
 import re
-import shlex
 from pathlib import Path
 
 import pytest
