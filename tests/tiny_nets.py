@@ -60,3 +60,7 @@ SHALLOW = {
     'san_patchwise_hier_cifar': TWO_STAGES,
     'resnet_tiny_cifar': dict(layers=(1,) * 4, channels=(8,) * 4),
 }
+# one net per class and formula
+FAMILIES = (
+    'sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_content_hier_cifar', 'resvit_hier_cifar',
+    'san_pairwise_hier_cifar', 'san_patchwise_cifar')

@@ -8,10 +8,7 @@ from timm_selfconv.layers.san_attention import SanAttention2d
 
 LAYERS = {
     'factors': lambda: SelfAttention2d(4, 2, encoding='learned', grid_size=(2, 3)),
-    'maps': lambda: SelfAttention2d(4, 2, encoding='quadratic_gen'),
-    'content': lambda: SelfAttention2d(4, 2, ('content', 'content_position'), 'learned', grid_size=(2, 3)),
     'all terms': lambda: SelfAttention2d(4, 2, TERMS, 'quadratic_gen'),
-    'absolute': lambda: SelfAttention2d(4, 2, ('content',), 'sinusoid'),
     'tokens': lambda: TokenAttention(4, 2),
     'pairwise': lambda: SanAttention2d(32, 'pairwise'),
     'patchwise': lambda: SanAttention2d(32, 'patchwise'),

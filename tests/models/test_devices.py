@@ -7,12 +7,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from fake_device import autocast, fake_net, runs_backward
-from tiny_nets import ONE_LAYER, SHALLOW
+from tiny_nets import FAMILIES, ONE_LAYER, SHALLOW
 
 
 @pytest.mark.skipif(torch.__version__ < torch.torch_version.TorchVersion('2.14'), reason='torch 2.7 aborts')
 @pytest.mark.parametrize('training,dtype', [(False, torch.float16), (True, None), (True, torch.bfloat16)])
-@pytest.mark.parametrize('name', SHALLOW)
+@pytest.mark.parametrize('name', FAMILIES)
 def test_on_a_fake_gpu(name, training, dtype):
     """All tensors are on one device, nothing asks for a value; gradients too, where torch's build can fake them."""
     layout = torch.contiguous_format if dtype else torch.channels_last

@@ -7,7 +7,7 @@ from timm.utils import ModelEmaV3
 from torch.func import functional_call
 
 from lora import Lora
-from tiny_nets import SHALLOW, noise
+from tiny_nets import FAMILIES, SHALLOW, noise
 
 
 def net(name):
@@ -24,7 +24,7 @@ def adaptable(module):
         isinstance(module, nn.Conv2d) and (*module.kernel_size, *module.stride) == (1, 1, 1, 1))
 
 
-@pytest.mark.parametrize('name', SHALLOW)
+@pytest.mark.parametrize('name', FAMILIES)
 def test_adapters_on_every_linear_map(name):
     """Logits and gradients are those of the net whose weights hold what the adapters add."""
     plain, model, x = net(name), net(name), noise(2, 3, 16, 16)
