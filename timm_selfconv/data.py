@@ -24,12 +24,12 @@ __all__ = [
     'rank_classes', 'sample_pictures', 'to_picture', 'top_classes']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
-DATA_KEYS = ('input_size', 'interpolation', 'crop_pct', 'crop_mode', 'mean', 'std')  # of a timm configuration
-TRAIN, VALIDATION = ('train', 'training'), ('val', 'valid', 'validation', 'eval', 'evaluation')  # as timm has them
+DATA_KEYS = ('input_size', 'interpolation', 'crop_pct', 'crop_mode', 'mean', 'std')  # keys of a timm configuration
+TRAIN, VALIDATION = ('train', 'training'), ('val', 'valid', 'validation', 'eval', 'evaluation')  # as in timm
 
 
 def label_names(model: nn.Module) -> Tuple[str, ...]:
-    """Names of classes in a model's configuration, empty if it has none; a ValueError if they are no list of names."""
+    """Return the class names in a model's configuration, which may be empty; raise a ValueError if they are invalid."""
     names = getattr(model, 'pretrained_cfg', {}).get('label_names') or ()
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"the model's configuration has label_names={names!r}: needs a list of names")
@@ -37,42 +37,42 @@ def label_names(model: nn.Module) -> Tuple[str, ...]:
 
 
 def class_names(model: nn.Module, num_classes: int) -> Tuple[str, ...]:
-    """Names of a model's classes, or their numbers if its configuration has no names for all of them."""
+    """Return the names of a model's classes, or their numbers if names are missing."""
     names = label_names(model)
     return names if len(names) == num_classes else tuple(str(i) for i in range(num_classes))
 
 
 def data_config(model: nn.Module) -> Dict[str, Any]:
-    """Preprocessing of a model's configuration, which may be from the Hub; a ValueError if it makes no sense."""
+    """Return the preprocessing in a model's configuration; raise a ValueError if it is invalid."""
     try:
         config = resolve_input_data_config(model)
         create_transform(**config)(Image.new('RGB', (2, 2)))
-    except Exception as e:  # whatever timm, torchvision and PIL make of it
+    except Exception as e:  # timm, torchvision and PIL raise many types
         keys = {key: value for key, value in getattr(model, 'pretrained_cfg', {}).items() if key in DATA_KEYS}
         raise ValueError(f"the model's configuration {keys} cannot be used ({type(e).__name__}: {e})") from e
     return config
 
 
 def picture_transform(model: nn.Module, normalize: bool = True) -> Any:
-    """timm's transform of an RGB picture to a model's input, which is grey if it has one channel; see `data_config`."""
+    """Return timm's transform of an RGB picture to a model's input, in grey if the model has one input channel."""
     config = data_config(model)
     transform = create_transform(**config, normalize=normalize)
     return Compose([Grayscale(), transform]) if config['input_size'][0] == 1 else transform
 
 
 def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
-    """Scale greys of 16 bits, or floats from 0 to 1, to 8 bits. PIL's own conversion takes 255 for white and clips."""
+    """Scale 16-bit grey values, or floats from 0 to 1, to 8 bits. PIL's conversion clips at 255."""
     values, white = np.asarray(image, np.float64), 1 if image.mode == 'F' else 65535
-    scaled = image.mode != 'I' or image.format in ('PNG', 'PPM')  # PIL may open their 16 bits as 32
+    scaled = image.mode != 'I' or image.format in ('PNG', 'PPM')  # PIL may open 16 bits as 32
     if not scaled or not ((values >= 0) & (values <= white)).all():
         raise ValueError(
-            f'image {name!r}: mode {image.mode!r} with values from {values.min():g} to {values.max():g} does not say '
-            'which is white, needs 8 or 16 bits, or floats from 0 to 1')
+            f'image {name!r}: mode {image.mode!r} with values from {values.min():g} to {values.max():g} has an unknown '
+            'range: needs 8 or 16 bits, or floats from 0 to 1')
     return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
 
 
 def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
-    """Read a picture as RGB, upright as its camera says; raise a ValueError with its name if it can't be decoded."""
+    """Read a picture as RGB with its EXIF orientation; raise a ValueError with its name if it cannot be decoded."""
     try:
         with Image.open(file) as image:
             image.load()
@@ -81,13 +81,13 @@ def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
                 return image.convert('RGB')
     except FileNotFoundError as e:
         raise ValueError(f'{name}: no such file') from e
-    except Exception as e:  # PIL's decoders raise anything for a broken picture
+    except Exception as e:  # PIL's decoders raise many types
         raise ValueError(f'image {name!r}: needs a readable picture file ({type(e).__name__})') from e
     return to_eight_bits(image, name).convert('RGB')
 
 
 class PictureReader(ReaderImageFolder):
-    """Pictures in folders, a folder a class, numbered in natural order or by timm's class map, without hidden ones."""
+    """Reader of pictures with a folder per class, numbered in natural order or by timm's class map."""
 
     def __init__(self, root: Union[str, Path], class_map: Any = None):
         self.root = str(root)
@@ -104,7 +104,7 @@ class PictureReader(ReaderImageFolder):
 
 
 class PictureDataset(ImageDataset):
-    """timm's ImageDataset with an error for a picture that can't be read. timm's own takes its neighbour instead."""
+    """timm's ImageDataset that raises an error for an unreadable picture. timm skips it."""
 
     def __getitem__(self, index: int) -> Tuple[Any, int]:
         file, label = self.reader[index]
@@ -115,14 +115,17 @@ class PictureDataset(ImageDataset):
 
 
 def label_numbers(dataset: Any) -> Dict[str, int]:
-    """Labels of a dataset by the names of its classes, empty if it has none."""
+    """Return the labels of a dataset by class name, empty without names."""
     return getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
 
 
 def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
-    """Map each label of a dataset to a model's class by their names; a ValueError if the model lacks one of them.
+    """Map each label of a dataset to a model's class by name; None means that labels are class numbers already.
 
-    If the model has no names, the dataset's may be the classes' numbers. None means that labels are numbers of classes.
+    If the model has no names, names of the dataset may be class numbers.
+
+    Raises:
+        ValueError: If the model lacks a class of the dataset.
     """
     def plain(name: str) -> str:
         return name.lower().replace('_', ' ').replace('-', ' ').strip()
@@ -132,31 +135,31 @@ def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
     if not names or len(names) != getattr(model, 'num_classes', len(names)) or not labels:
         numbers = bool(labels) and all(name.isdecimal() for name in labels)  # folders 0, 1, 2, ...
         return {label: int(name) for name, label in labels.items()} if numbers else None
-    for spelled in (str, plain):  # as they are, else loosely, where that leaves them distinct
+    for spelled in (str, plain):  # exact names, then loose ones if they stay distinct
         classes = {spelled(name): i for i, name in enumerate(names)}
         wanted = {spelled(name) for name in labels}
         if len(classes) == len(names) and len(wanted) == len(labels) and wanted <= classes.keys():
             return {label: classes[spelled(name)] for name, label in labels.items()}
     raise ValueError(
-        f"classes: the dataset's are {sorted(labels)}, the model's {names}; name folders as the model does, give a "
-        f'class map, or train a net for these: timm-selfconv finetune, or the key num_classes={len(labels)}')
+        f"classes: the dataset's are {sorted(labels)}, the model's {names}; rename the folders, give a "
+        f'class map, or train a model for these: timm-selfconv finetune, or the key num_classes={len(labels)}')
 
 
 def column_names(data: str) -> List[str]:
-    """Columns of a dataset in the Hub's layout, empty if it can't be read."""
-    with suppress(Exception):  # this only completes the message of an error
+    """Return the columns of a dataset in the Hub's layout, empty if it cannot be read."""
+    with suppress(Exception):  # only for an error message
         import datasets
         return next(iter(datasets.load_dataset(data).values())).column_names
     return []
 
 
 def first_folder(folder: Path, *names: str) -> Optional[Path]:
-    """The first of these folders that a folder has, None if it has none."""
+    """Return the first of these subfolders that exists, or None."""
     return next((folder / name for name in names if (folder / name).is_dir()), None)
 
 
 def open_folder(folder: Path, split: str, class_map: Any) -> PictureDataset:
-    """Dataset of FOLDER/SPLIT/CLASS/PICTURE, or of FOLDER/CLASS/PICTURE if the folder has no splits."""
+    """Open FOLDER/SPLIT/CLASS/PICTURE, or FOLDER/CLASS/PICTURE if the folder has no splits."""
     like = next((names for names in (TRAIN, VALIDATION) if split in names), ())
     root = first_folder(folder, split, *like)
     splits = [name for name in (*TRAIN, *VALIDATION, 'test') if (folder / name).is_dir()]
@@ -169,11 +172,18 @@ def open_dataset(
         data: str, split: str, data_dir: Optional[str], input_key: str, target_key: Optional[str],
         class_map: Any = None,
 ) -> Any:
-    """timm's dataset of a folder of pictures, a folder of parquet files in the Hub's layout, or a name that timm knows.
+    """Open a folder of pictures, a folder of parquet files in the Hub's layout, or a dataset by its timm name.
 
-    Some names need ``data_dir``, a folder of their files. ``input_key`` and ``target_key`` are columns of the Hub's
-    layout, the latter None if labels are not needed. ``class_map`` is timm's: a dictionary, or a file with a class name
-    per line, that gives labels their numbers. A ValueError says that there are no such data, columns or images.
+    Args:
+        data: Folder or name.
+        split: Name of the split.
+        data_dir: Folder of the files, for some names.
+        input_key: Column of the images, in the Hub's layout.
+        target_key: Column of the labels, None without labels.
+        class_map: timm's class map, a dictionary or a file with a class name per line.
+
+    Raises:
+        ValueError: If there are no such data, columns or images.
     """
     folder = Path(data)
     if data and folder.is_dir():
@@ -194,7 +204,7 @@ def open_dataset(
     except ImportError as e:
         extra = "pip install 'timm_selfconv[data]' first" if of_hub else 'needs a package that is not installed'
         raise ValueError(f'data={data!r}: {extra} ({e})') from e
-    except Exception as e:  # timm's readers and the libraries under them raise anything for data that they can't read
+    except Exception as e:  # readers raise many types
         has = column_names(name) if reader == 'hfds' else []
         why = f'cannot be read ({e or type(e).__name__})'
         if has and not {*columns.values()} <= {*has}:
@@ -208,19 +218,19 @@ def open_dataset(
 
 
 def check_numbered(dataset: Any) -> None:
-    """Raise a ValueError for a stream, whose pictures have no numbers."""
+    """Raise a ValueError for a stream, which has no random access."""
     if isinstance(dataset, IterableDataset):
-        raise ValueError("data: is a stream, which eval takes, needs pictures by number, e.g. 'hfds/...'")
+        raise ValueError("data: streams work for eval only, needs random access, e.g. 'hfds/...'")
 
 
 def data_name(data: str) -> str:
-    """A dataset as model cards name it: a folder without the path to it."""
+    """Return the name of a dataset for model cards: a folder without its path."""
     folder = Path(data.removeprefix('hfds/'))
     return folder.resolve().name if folder.is_dir() else data
 
 
 def sample_pictures(data: str, split: str, data_dir: Optional[str], input_key: str, count: int) -> List[Image.Image]:
-    """Sample pictures of a dataset (:func:`open_dataset`), evenly spaced, so that a sorted one gives all classes."""
+    """Sample evenly spaced pictures of a dataset (:func:`open_dataset`), which gives all classes if it is sorted."""
     if count < 1:
         raise ValueError(f'count={count}: needs at least 1')
     dataset = open_dataset(data, split, data_dir, input_key, None)
@@ -230,25 +240,25 @@ def sample_pictures(data: str, split: str, data_dir: Optional[str], input_key: s
 
 
 def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
-    """Open pictures as RGB; a ValueError names a file that is not there or not a picture."""
+    """Open pictures as RGB; raise a ValueError with the name of a file that is missing or not a picture."""
     return [read_picture(path, str(path)) for path in paths]
 
 
 def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
-    """Preprocess pictures of any size as a model's configuration says, shape (B, C, height, width)."""
+    """Preprocess pictures of any size by a model's configuration, shape (B, C, height, width)."""
     transform = picture_transform(model)
     return torch.stack([transform(image) for image in images])
 
 
 def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:
-    """Undo the normalisation of a net's input, shape (C, height, width): RGB, shape (height, width, 3), from 0 to 1."""
+    """Convert a normalised input, shape (C, height, width), to RGB from 0 to 1, shape (height, width, 3)."""
     config = resolve_input_data_config(model)
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ('mean', 'std'))
     return (image.cpu().float() * std + mean).clamp(0., 1.).expand(3, -1, -1).permute(1, 2, 0)
 
 
 def rank_classes(model: nn.Module, batch: torch.Tensor) -> List[List[Tuple[str, float]]]:
-    """Names and probabilities of all classes for each image, shape (B, C, height, width), the most probable first."""
+    """Return names and probabilities of all classes for images, shape (B, C, height, width), most probable first."""
     with torch.inference_mode():
         probs, order = model(batch).float().softmax(dim=-1).sort(descending=True, stable=True)
     names = class_names(model, probs.shape[1])
@@ -256,14 +266,15 @@ def rank_classes(model: nn.Module, batch: torch.Tensor) -> List[List[Tuple[str, 
 
 
 def top_classes(model: nn.Module, images: Sequence[Image.Image], count: int) -> List[List[Tuple[str, float]]]:
-    """Names and probabilities of the most probable classes of each picture, preprocessed as the model asks for."""
+    """Return names and probabilities of the most probable classes of pictures, which it preprocesses."""
     return [ranked[:count] for ranked in rank_classes(model.eval(), preprocess(model, images))]
 
 
 def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:
-    """Load a whole dataset (:func:`open_dataset`), preprocessed for a model but not normalised.
+    """Load a dataset (:func:`open_dataset`) into memory, preprocessed for a model but not normalised.
 
-    A ValueError names the first three pictures that can't be read.
+    Raises:
+        ValueError: If pictures cannot be read; it names the first three.
     """
     check_numbered(dataset)
     dataset.transform = picture_transform(model, normalize=False)

@@ -44,7 +44,7 @@ def test_resized_crops_are_pil_s(monkeypatch, interpolation, kind, tolerance):
         assert np.abs(difference[2:-2, 2:-2]).max() < tolerance
 
 
-@pytest.mark.parametrize('size', [16, 24, 32, 40])
+@pytest.mark.parametrize('size', [24, 40])
 def test_images_are_resized_as_pil_does(size):
     image = torch.rand(32, 32)
     wanted = np.asarray(Image.fromarray(image.numpy()).resize((size, size), Image.Resampling.BILINEAR))

@@ -1,4 +1,4 @@
-"""What a net learns from a teacher, against closed forms, timm's own nets and timm's own loss."""
+"""Distillation against closed forms and timm's models and loss."""
 import pytest
 import timm
 import timm.task
@@ -70,8 +70,7 @@ def test_teachers_and_layers_that_are_not_there(tmp_path, refused, more, message
     refused(message, tmp_path / 'run', *more)
 
 
-@pytest.mark.parametrize('weights', [{}, dict(distill_loss_weight=0.7), dict(task_loss_weight=0.3), dict(
-    task_loss_weight=0.2, distill_loss_weight=2.0)])
+@pytest.mark.parametrize('weights', [{}, dict(task_loss_weight=0.3)])
 def test_distillation_is_that_of_timm_s_train_py(training, one_epoch, weights):
     training = training('kd_model_name=resnet_tiny_cifar', 'kd_temperature=3', 'hardest_half={0: 16}', *(
         f'{k}={v}' for k, v in weights.items()), kind=Distillation)

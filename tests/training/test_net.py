@@ -10,6 +10,7 @@ from timm.optim import Muon
 
 from pictures import fill_splits
 from timm_selfconv.data import class_names, open_dataset
+from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.models import CIFAR10_CLASSES
 from timm_selfconv.training.net import create_net, muon_in_float32, scaled_groups, whiten_stem
 from timm_selfconv.training.recipes import read_recipe
@@ -59,7 +60,7 @@ def correlated():
 
 
 @pytest.mark.parametrize('conv', [
-    nn.Conv2d(3, 96, 4, 4), nn.Conv2d(3, 12, 2, 2), nn.Conv2d(3, 7, 2, 2), nn.Conv2d(3, 40, 3, 1, 1)])
+    nn.Conv2d(3, 7, 2, 2), nn.Conv2d(3, 40, 3, 1, 1)])
 def test_channels_are_white_and_of_the_scale(conv, correlated):
     """Of n components, D channels: covariance ``scale^2 D / n`` on an n-dimensional subspace, or the unit matrix."""
     torch.manual_seed(0)
@@ -86,7 +87,7 @@ def test_grouped_convolutions_are_refused(correlated):
 
 
 @pytest.mark.parametrize('name,positions', [
-    ('sa_quadratic_cifar', ('centers', 'spreads')), ('sa_quadratic_gen_cifar', ('centers', 'spreads')),
+    ('sa_quadratic_gen_cifar', ('centers', 'spreads')),
     ('sa_learned_content_cifar', ('row_table', 'col_table', 'query.bias')),
     ('sa_learned_cifar', ('row_table', 'col_table', 'row_keys', 'col_keys')), ('resvit_cifar', ()),
     ('resnet_tiny_cifar', ('centers', 'spreads'))])
@@ -102,6 +103,14 @@ def test_every_parameter_is_in_one_group_with_its_rate_and_decay(name, positions
         assert group['lr_scale'] == scale
         exempt = parameter.ndim <= 1 or parameter_name.endswith(('.centers', '.spreads', 'pos_embed'))
         assert group['weight_decay'] == (0. if exempt else 0.05)
+
+
+def test_positions_are_not_decayed_in_models_of_other_packages():
+    """timm asks a model for these names, and other models do not know them."""
+    net = nn.Sequential(nn.Linear(8, 8), SelfAttention2d(8, num_heads=2, grid_size=(4, 4)))
+    decayed = {id(p) for group in scaled_groups(net, 0.05) if group['weight_decay'] for p in group['params']}
+    names = {name for name, p in net.named_parameters() if id(p) in decayed}
+    assert '0.weight' in names and not any(name.endswith(('centers', 'spreads')) for name in names)
 
 
 def muon_step(gradient):

@@ -1,4 +1,4 @@
-"""Runs that are killed, damaged, or of something else: what goes on, and what is refused."""
+"""Runs that are killed or damaged, or use another recipe."""
 import io
 import json
 import os
@@ -108,8 +108,7 @@ def flip(content):
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1:]
 
 
-@pytest.mark.parametrize('damage', [lambda content: b'', lambda content: content[:-1000], flip], ids=[
-    'empty', 'nearly whole', 'a bit'])
+@pytest.mark.parametrize('damage', [lambda content: content[:-1000], flip], ids=['cut', 'flipped bit'])
 def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, damage):
     run(tmp_path, *brief(3), until=1)
     path = tmp_path / 'last.pth.tar'
@@ -121,18 +120,16 @@ def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, da
     assert older
     for each in (path, *older):
         each.write_bytes(damage(each.read_bytes()))
-    refused('no checkpoint in it is whole', tmp_path, *brief(3))
+    refused('all its checkpoints are damaged', tmp_path, *brief(3))
 
 
-@pytest.mark.parametrize('content', [dict(state_dict={}), [1, 2]])
-def test_other_checkpoints_do_not_resume(tmp_path, refused, content):
-    torch.save(content, tmp_path / 'last.pth.tar')
-    refused('has a checkpoint that timm_selfconv.train did not write', tmp_path, *brief(1))
+def test_other_checkpoints_do_not_resume(tmp_path, refused):
+    torch.save(dict(state_dict={}), tmp_path / 'last.pth.tar')
+    refused('has a checkpoint of another program', tmp_path, *brief(1))
 
 
 @pytest.mark.parametrize('change,message', [
     (lambda c: c.pop('optimizer'), "'optimizer'"), (lambda c: c['state_dict'].pop('stem.bias'), 'Missing key'),
-    (lambda c: c['args'].pop('model'), "run of another recipe.*'model'"),
     (lambda c: c['state_dict']['head.fc.bias'].fill_(float('nan')), r'values in head.fc.bias that are not finite')])
 def test_checkpoints_with_something_missing_do_not_resume(tmp_path, run, refused, change, message):
     """Nor does a finished run whose weights are no numbers count as one."""
@@ -142,7 +139,7 @@ def test_checkpoints_with_something_missing_do_not_resume(tmp_path, run, refused
     refused(rf'output=.*{message}', tmp_path, *brief(1))
 
 
-@pytest.mark.parametrize('kept', [1, 2, 4])
+@pytest.mark.parametrize('kept', [1, 3])
 def test_as_many_checkpoints_stay_as_the_recipe_asks_for(tmp_path, run, kept):
     run(tmp_path, *brief(5), f'checkpoint_hist={kept}')
     older = {path.name: torch.load(path, weights_only=True)['epoch'] for path in tmp_path.glob('checkpoint-*')}
@@ -151,7 +148,7 @@ def test_as_many_checkpoints_stay_as_the_recipe_asks_for(tmp_path, run, kept):
 
 def test_one_training_a_folder(tmp_path, run, refused):
     with FileLock(tmp_path / '.lock'):
-        refused('another training runs there', tmp_path, *brief(1))
+        refused('another training uses it', tmp_path, *brief(1))
     assert run(tmp_path, *brief(1))['epoch'] == 0
 
 
@@ -163,7 +160,7 @@ def test_the_first_loss_that_is_not_finite_stops_it(tmp_path, monkeypatch, run, 
     whole, calls, more = trainer.Training.loss, [], ['epochs=3', SMALL]
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Training, 'loss', loss)  # three batches an epoch: the second of the second
-        refused('epoch 1, step 1: the loss is nan.* keeps the epochs before', tmp_path / 'run', *more, status=1)
+        refused('epoch 1, step 1: the loss is nan.* keeps the previous epochs', tmp_path / 'run', *more, status=1)
     assert last(tmp_path / 'run')['epoch'] == 0
     resumed, wanted = (run(tmp_path / output, *more)['state_dict'] for output in ('run', 'whole'))
     torch.testing.assert_close(resumed, wanted, rtol=0, atol=0)

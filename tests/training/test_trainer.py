@@ -23,28 +23,21 @@ CPU, CUDA = torch.device('cpu'), torch.device('cuda')
 @pytest.mark.parametrize('more,message', [
     (['batch_size=100'], r'batch_size=100: needs at most the 24 training images'),
     (['cutmix=1', 'batch_size=7'], r'batch_size=7: mixup and cutmix need a multiple of 2'),
-    (['mixup=1', 'hardest_half={0: 4}', 'batch_size=6'], r'batch_size=6: .* multiple of 4'),
     (['model_kwargs={num_classes: 1}'], r'largest label 1: .* has 1 classes'),
-    (['model_kwargs={heads: 1}'], r'model=.*heads'),
     (['train_split=nowhere'], r'nowhere'),
     (['model=sa_quadratic'], r"model='sa_quadratic', .* Unknown model"),
-    (['initial_checkpoint=nowhere.safetensors'], r'nowhere.safetensors'),
     (['initial_checkpoint=/etc/passwd'], r"initial_checkpoint='/etc/passwd'"),
-    (['stem_whitening=0.5', 'initial_checkpoint={net}'], 'stem_whitening=0.5: needs a net from scratch'),
-    (['stem_whitening=0.5', 'pretrained=true', 'model_kwargs={}'], 'stem_whitening=0.5: .*pretrained=True'),
+    (['stem_whitening=0.5', 'initial_checkpoint={net}'], 'stem_whitening=0.5: needs a model from scratch'),
     (['model=crossvit_9_240', 'stem_whitening=1', 'model_kwargs={}', 'img_sizes={}'], 'stem_whitening=1.0: '),
     (['model=mixer_s32_224', 'model_kwargs={}', 'img_sizes={}', 'img_size=32'], 'img_size=32: .*requires .224, 224'),
-    (['crop_padding=32', 'crop_padding_mode=reflect'], 'crop_padding=32: needs less than the 32 pixels'),
+    (['crop_padding=32', 'crop_padding_mode=reflect'], 'crop_padding=32: needs less than the image size, 32 pixels'),
     (['img_sizes={5: 18}'], r'img_sizes={5: 18}: .*multiples of 4'),
-    (['hardest_half={5: 18}'], r'hardest_half={5: 18}: .*multiples of 4'),
     (['--device', 'abacus'], r"device='abacus': .*abacus"),
-    (['--batches', '0'], r"--batches: '0': needs a whole number above 0"),
     (['opt=adahessian'], r"opt='adahessian': needs second derivatives"),
-    (['opt=foo'], r"opt='foo': "),
     (['torchcompile=foo'], r"torchcompile='foo': "),
     (['device_modules=[nowhere]'], r"device_modules=\['nowhere'\]: No module"),
 ])
-def test_what_does_not_fit_is_refused(tmp_path, refused, more, message):
+def test_recipes_that_do_not_fit_raise(tmp_path, refused, more, message):
     torch.save(timm.create_model('sa_quadratic_tiny_cifar').state_dict(), tmp_path / 'net.pth')
     refused(message, tmp_path / 'run', *(word.replace('{net}', str(tmp_path / 'net.pth')) for word in more))
     assert not (tmp_path / 'run').exists()
@@ -270,7 +263,7 @@ def test_small_images_first_and_validation_at_full_size(training, one_epoch):
     assert seen == [32] * 4 + [16, 16, 16, 32] * 2 + [24, 24, 24, 32]
 
 
-@pytest.mark.parametrize('off,mixed', [(0, [True, True]), (1, [True, False]), (2, [True, True])])
+@pytest.mark.parametrize('off,mixed', [(0, [True, True]), (1, [True, False])])
 def test_images_are_mixed_until_an_epoch(off, mixed, training, one_epoch):
     """A net that stands still has the loss of the images as they are from then on; 0 is never, as timm has it."""
     plain, ours = (

@@ -1,9 +1,9 @@
-"""Training on one device, by the recipes that timm's train.py takes; ``python -m timm_selfconv.train`` is the command.
+"""Training on one device with the recipes of timm's train.py (``timm-selfconv train``).
 
-- recipes: the table of keys, and how a recipe is read.
-- net: the net of a recipe, its whitened stem, its optimiser.
+- recipes: keys, and reading of recipes.
+- net: model of a recipe, stem whitening, optimizer.
 - augment: crops, flips, erasing and mixing of batches on the device.
-- trainer: ``Training``, the epochs of a net. output: the folder of a run, its checkpoints, history and logs.
-- runs: a run from beginning to end, and its result. picture_folder: pictures of one's own, checked.
-- distillation: a trainer of nets that have a teacher.
+- trainer: ``Training``, the loop over epochs. output: checkpoints, history and logs of a run.
+- runs: runs a recipe and writes the result. picture_folder: opens and checks a folder of pictures.
+- distillation: training with a teacher.
 """

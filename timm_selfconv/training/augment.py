@@ -1,4 +1,4 @@
-"""Augmentation of a batch on its device. timm's loader does the same to single images in processes of its own."""
+"""Augmentation of batches on their device. timm's loader augments single images in worker processes."""
 import argparse
 import math
 from typing import Dict, Optional, Sequence, Tuple
@@ -15,19 +15,19 @@ __all__ = ['Augment', 'at_size', 'padded_crop', 'random_erasing', 'random_resize
 
 
 def size_of_epoch(sizes: Dict[int, int], epoch: int) -> Optional[int]:
-    """The image size of an epoch, from sizes by the epoch that each begins with; None before the first."""
+    """Return the image size of an epoch from sizes by first epoch, None before the first."""
     return next((sizes[start] for start in sorted(sizes, reverse=True) if start <= epoch), None)
 
 
 def at_size(x: torch.Tensor, size: Optional[int]) -> torch.Tensor:
-    """Images, shape (B, C, H, W), resized to a side in pixels, if one is given that they don't have."""
+    """Resize images, shape (B, C, H, W), to ``size`` x ``size`` pixels; None leaves them unchanged."""
     if size is not None and size != x.shape[-1]:
         x = F.interpolate(x, (size, size), mode='bilinear', antialias=True)
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def padded_crop(x: torch.Tensor, padding: int, mode: str = 'constant') -> torch.Tensor:
-    """Pad images, shape (B, C, H, W), with black pixels or, 'reflect', mirrored ones, and crop each to its old size."""
+    """Pad images, shape (B, C, H, W), with black (or 'reflect', mirrored) pixels and crop each at random to (H, W)."""
     batch, channels, height, width = x.shape
     x = pad(x, padding, padding_mode=mode)
     top, left = torch.randint(2 * padding + 1, (2, batch, 1), device=x.device)
@@ -39,10 +39,16 @@ def padded_crop(x: torch.Tensor, padding: int, mode: str = 'constant') -> torch.
 
 def random_windows(
         x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], margin: int = 0) -> Tuple[torch.Tensor, ...]:
-    """Draw a window of each image, shape (B, C, H, W), as timm's augmentations: the first of ten that fits.
+    """Draw a window per image, the first of ten draws that fits, as in timm's augmentations.
 
-    Scale is the smallest and largest part of the image's area, ratio that of width to height, margin the pixels that a
-    window is smaller than the image. Returns top, left, height and width in pixels and whether one fits, shape (B,).
+    Args:
+        x: Images, shape (B, C, H, W).
+        scale: Smallest and largest area of a window as a fraction of the image.
+        ratio: Smallest and largest ratio of width to height.
+        margin: Number of pixels by which windows are smaller than the image.
+
+    Returns:
+        Top, left, height and width in pixels, and whether a draw fits, shape (B,) each.
     """
     batch, _, height, width = x.shape
     draws = torch.rand(2, 10, batch, device=x.device)
@@ -58,10 +64,7 @@ def random_windows(
 
 def random_resized_crop(
         x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], interpolation: str) -> torch.Tensor:
-    """Zoom a window of each image to the whole, as timm's RandomResizedCropAndInterpolation, 'bilinear' or 'bicubic'.
-
-    Images x are floating point, shape (B, C, H, W); for scale and ratio see :func:`random_windows`.
-    """
+    """Crop float images, shape (B, C, H, W), to :func:`random_windows` and resize them to (H, W), as timm does."""
     batch, _, height, width = x.shape
     top, left, h, w, _ = random_windows(x, scale, ratio)
     theta = x.new_zeros(batch, 2, 3)  # output to input coordinates, both from -1 to 1
@@ -72,7 +75,7 @@ def random_resized_crop(
 
 
 def random_erasing(x: torch.Tensor, probability: float) -> torch.Tensor:
-    """Fill a window of images, shape (B, C, H, W), with noise, as timm's RandomErasing, which loops over images."""
+    """Fill a random window of some images, shape (B, C, H, W), with noise, as timm's RandomErasing, without a loop."""
     top, left, h, w, fits = (t[:, None] for t in random_windows(x, (0.02, 1 / 3), (0.3, 1 / 0.3), margin=1))
     rows, cols = (torch.arange(size, device=x.device) for size in x.shape[2:])
     chosen = fits & (torch.rand(len(x), 1, device=x.device) < probability)
@@ -81,7 +84,7 @@ def random_erasing(x: torch.Tensor, probability: float) -> torch.Tensor:
 
 
 class Augment:
-    """Turns uint8 images, shape (B, C, H, W), into a net's input, on their device."""
+    """Augments uint8 images, shape (B, C, H, W), on their device, and normalises them for a model."""
 
     def __init__(self, args: argparse.Namespace, model: nn.Module, device: torch.device):
         config = data_config(model)
@@ -110,8 +113,8 @@ class Augment:
         return random_erasing(x, self.args.reprob) if self.args.reprob else x
 
     def mix(self, x: torch.Tensor, target: torch.Tensor, epoch: int) -> Tuple[torch.Tensor, torch.Tensor, float]:
-        """Mix images before ``mixup_off_epoch``; returns images, labels, and the smoothing of labels left to do."""
+        """Apply mixup before ``mixup_off_epoch``; return images, labels and the label smoothing still to apply."""
         if self.mixup is None:
             return x, target, self.args.smoothing
         self.mixup.mixup_enabled = not 0 < self.args.mixup_off_epoch <= epoch
-        return *self.mixup(x, target), 0.  # it smooths labels itself
+        return *self.mixup(x, target), 0.  # Mixup smooths labels

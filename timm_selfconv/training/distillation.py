@@ -1,7 +1,4 @@
-"""Distillation: a net learns from a teacher's probabilities and from the feature maps of its stages (keys ``kd_*``).
-
-:mod:`timm_selfconv.training.runs` takes this trainer instead of the plain one; nothing else knows of it.
-"""
+"""Distillation from a teacher's probabilities and from feature maps of its stages (keys ``kd_*``)."""
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -18,10 +15,10 @@ __all__ = ['Distillation', 'Student', 'logits_and_maps', 'map_loss']
 
 
 def map_loss(maps: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Mean squared difference of a net's maps from its teacher's (hints; FitNets, Romero et al., 2015), mean of pairs.
+    """Mean squared error between maps of a model and of its teacher (hints; FitNets, Romero et al., 2015).
 
-    Maps of a pair, shapes (B, C, height, width) and (B, C, H, W), are averaged to the coarser of their grids. Channels
-    of the teacher's are standardised over the batch, so a constant map of zeros has a loss of 1.
+    Maps of a pair, shapes (B, C, height, width) and (B, C, H, W), are averaged to the coarser grid. Channels of the
+    teacher are standardised over the batch.
     """
     losses = []
     for ours, theirs in zip(maps, wanted):
@@ -32,7 +29,7 @@ def map_loss(maps: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> to
 
 
 def logits_and_maps(net: Any, x: torch.Tensor, layers: List[int]) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-    """Return a timm net's logits for images x, shape (B, C, H, W), and its maps at some of its layers, from 0."""
+    """Return a timm model's logits for images x, shape (B, C, H, W), and its feature maps at some layers, from 0."""
     if not layers:
         return net(x), []
     taken = sorted(set(layers))  # maps come in the net's order, each once
@@ -41,7 +38,7 @@ def logits_and_maps(net: Any, x: torch.Tensor, layers: List[int]) -> Tuple[torch
 
 
 class Student(nn.Module):
-    """A net and the linear layers that turn maps of its layers into its teacher's stages (pairs, both from 0)."""
+    """A model with linear layers that predict maps of the teacher's stages (``pairs``: layer to stage, from 0)."""
 
     def __init__(self, net: nn.Module, teacher: Optional[nn.Module], pairs: Dict[int, int]):
         super().__init__()
@@ -56,11 +53,10 @@ class Student(nn.Module):
         self.heads = nn.ModuleList([nn.Conv2d(ours, theirs, 1) for ours, theirs in zip(*channels)])
 
     def no_weight_decay(self) -> Set[str]:
-        """Parameters of the net that timm's optimisers don't decay."""
         return {f'net.{name}' for name in getattr(self.net, 'no_weight_decay', set)()}
 
     def forward(self, x: torch.Tensor) -> Union[torch.Tensor, Tuple[torch.Tensor, List[torch.Tensor]]]:
-        """Logits of images x, shape (B, C, H, W); with gradients also the teacher's maps as predicted by the net."""
+        """Return logits of images x, shape (B, C, H, W), and with gradients enabled also the predicted maps."""
         if not torch.is_grad_enabled():
             return self.net(x)
         logits, maps = logits_and_maps(self.net, x, self.layers)
@@ -68,7 +64,7 @@ class Student(nn.Module):
 
 
 class Distillation(Training):
-    """A trainer of a net that has a teacher."""
+    """Training with a teacher."""
 
     def __init__(self, args: Any, *more: Any):
         super().__init__(args, *more)

@@ -1,4 +1,4 @@
-"""The net of a recipe, for the classes of its data: creation, whitening of its stem, and timm's optimiser for it."""
+"""Model of a recipe for the classes of its data, stem whitening, and timm's optimizer."""
 import argparse
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +16,9 @@ from timm.utils import random_seed
 
 from timm_selfconv.data import label_names, label_numbers, match_classes
 from timm_selfconv.files import as_value_error
-from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d
+from timm_selfconv.layers import (
+    ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d, no_weight_decay,
+)
 
 __all__ = ['create_net', 'create_optimizer', 'muon_in_float32', 'scaled_groups', 'whiten_stem']
 
@@ -24,10 +26,10 @@ FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
 
 def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
-    """The net of a recipe for the classes of datasets, the training images first; their labels become its numbers.
+    """Create the model of a recipe and map the labels of its datasets (training images first) to the model's classes.
 
-    The classifier is a new one if ``num_classes`` is not the net's own. A ValueError says that there is no such net, or
-    that it lacks classes of the datasets.
+    Raises:
+        ValueError: If there is no such model, or it lacks classes of the datasets.
     """
     random_seed(args.seed)
     with as_value_error(f'model={args.model!r}, initial_checkpoint={args.initial_checkpoint!r}'):
@@ -49,7 +51,7 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
             if hasattr(model, 'set_input_size'):
                 model.set_input_size(img_size=size)
             input_size = (get_model_input_config(model)['input_size'][0], *to_2tuple(size))
-            resolve_input_data_config(model, dict(input_size=input_size))  # refuses what the net does not take
+            resolve_input_data_config(model, dict(input_size=input_size))  # checks the size
         model.pretrained_cfg.update(input_size=input_size, test_input_size=None, pool_size=None)
     for dataset in datasets:
         numbers = match_classes(model, dataset)
@@ -60,11 +62,11 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
 
 @torch.no_grad()
 def whiten_stem(conv: nn.Conv2d, images: torch.Tensor, scale: float, eps: float = 5e-4) -> None:
-    """Initialise a first convolution as the whitening transform of the patches of images, shape (B, C, H, W).
+    """Initialise a first convolution as the whitening transform of patches of images, shape (B, C, H, W).
 
-    Its output is centred and has equal variance along all principal components, but for ``eps``, added to theirs. A
-    random semi-orthogonal matrix spreads them over the channels, each with a standard deviation of ``scale`` on average
-    (Jordan, arXiv:2404.00498; there each component fills two channels, one with its sign turned).
+    The output is centred and has equal variance along all principal components (``eps`` is added to the variances). A
+    random semi-orthogonal matrix distributes them over the channels, with a mean standard deviation of ``scale``
+    (Jordan, arXiv:2404.00498; there each component has two channels with opposite signs).
     """
     if conv.groups != 1:
         raise ValueError(f'groups={conv.groups}: whitening needs a convolution that is not grouped')
@@ -83,11 +85,11 @@ def whiten_stem(conv: nn.Conv2d, images: torch.Tensor, scale: float, eps: float 
 def scaled_groups(
         model: nn.Module, weight_decay: float, position_scale: float = 1., query_key_scale: float = 1.,
 ) -> List[Dict[str, Any]]:
-    """timm's parameter groups, with multiples of the learning rate for positions and for query and key weights.
+    """Return timm's parameter groups with multiples of the learning rate for positions and for query and key weights.
 
-    Positions are centres and spreads, or learned tables, their keys and the biases of queries that are scored against
-    an encoding: such a bias is the position term of equation (8) over sqrt(D), the same for all pixels. Weight decay
-    leaves out biases, norms and the names in the net's ``no_weight_decay``.
+    Positions are centres and spreads, learned tables and their keys, and biases of queries that are scored against an
+    encoding: such a bias is the position term of equation (8) divided by sqrt(D). Weight decay skips biases, norms, the
+    names in the model's ``no_weight_decay``, and centres and spreads of all layers, also in models of other packages.
     """
     scales: Dict[int, float] = {}
     for m in model.modules():
@@ -101,7 +103,7 @@ def scaled_groups(
             if m.query is not None and getattr(m.encoding, 'content_position', False):
                 positions = [m.query.bias]
         scales |= {id(parameter): position_scale for parameter in positions}
-    exempt: Set[str] = getattr(model, 'no_weight_decay', set)()
+    exempt: Set[str] = getattr(model, 'no_weight_decay', set)() | no_weight_decay(model)
     groups = []
     for group in param_groups_weight_decay(model, weight_decay, no_weight_decay_list=exempt):
         own = [scales.get(id(p), 1.) for p in group['params']]
@@ -112,7 +114,7 @@ def scaled_groups(
 
 
 def create_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    """timm's optimiser of a recipe; a ValueError if there is none or it needs second derivatives."""
+    """Create timm's optimizer of a recipe; raise a ValueError if it does not exist or needs second derivatives."""
     groups = partial(
         scaled_groups, weight_decay=args.weight_decay, position_scale=args.position_lr_scale,
         query_key_scale=args.query_key_lr_scale)
@@ -126,7 +128,7 @@ def create_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.
 
 @contextmanager
 def muon_in_float32() -> Iterator[None]:
-    """A context in which timm's Muon orthogonalises updates in float32; it has no switch for its bfloat16."""
+    """Make timm's Muon orthogonalise updates in float32 instead of bfloat16, which is not an option in timm."""
     half: Any = muon.zeropower_via_newtonschulz
     try:
         muon.zeropower_via_newtonschulz = partial(half, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The folder of a run: its checkpoints and history, and the numbers that loggers get."""
+"""Checkpoints, history and logs of a run."""
 import argparse
 import csv
 import importlib
@@ -21,35 +21,35 @@ COLUMNS = ('epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5', 'lr')  
 
 
 def checkpoints(output: Path) -> List[Path]:
-    """The checkpoints in a folder, the newest first."""
+    """List the checkpoints in a folder, the newest first."""
     older = sorted(output.glob('checkpoint-*.pth.tar'), key=lambda path: int(re.sub(r'\D', '', path.name) or -1))
     return [path for path in (output / LAST, *reversed(older)) if path.is_file()]
 
 
 def check_output(output: Path) -> None:
-    """Raise a FileExistsError if a folder has files but no checkpoint, because a run would write among them."""
-    if any(output.glob('[!.]*')) and not checkpoints(output):  # a run that ends in its first epoch leaves hidden files
+    """Raise a FileExistsError if a folder has files but no checkpoint."""
+    if any(output.glob('[!.]*')) and not checkpoints(output):  # a run stopped in its first epoch leaves hidden files
         check_new(output)
 
 
 def newest_checkpoint(output: Path, device: torch.device) -> Tuple[Optional[Path], Any]:
-    """The newest whole checkpoint and its path, None if there are none; a ValueError if none of them is whole."""
+    """Return path and content of the newest intact checkpoint, or None; raise a ValueError if all are damaged."""
     paths = checkpoints(output)
     for path in paths:
         try:
-            with zipfile.ZipFile(path) as records:  # torch.load reads past flipped bits
+            with zipfile.ZipFile(path) as records:  # torch.load ignores checksums
                 if records.testzip() is not None:
                     raise ValueError('checksum')
             return path, torch.load(path, map_location=device, weights_only=True)
-        except Exception as e:  # it depends on where the file ends
+        except Exception as e:  # torch raises many types
             print(f'{path} is damaged ({type(e).__name__})', flush=True)
     if paths:
-        raise ValueError(f'output={str(output)!r}: no checkpoint in it is whole; choose another')
+        raise ValueError(f'output={str(output)!r}: all its checkpoints are damaged; choose another folder')
     return None, None
 
 
 def save_checkpoint(output: Path, checkpoint: Dict[str, Any], kept: int) -> None:
-    """Write last.pth.tar; the last ones before it stay, so that there are at most ``kept``."""
+    """Write last.pth.tar and keep older checkpoints, at most ``kept`` in all."""
     last = output / LAST
     if last.is_file():
         replace_file(output / f'checkpoint-{checkpoint["epoch"] - 1}.pth.tar', lambda path: shutil.copyfile(last, path))
@@ -59,7 +59,7 @@ def save_checkpoint(output: Path, checkpoint: Dict[str, Any], kept: int) -> None
 
 
 def write_summary(path: Path, history: List[Dict[str, Any]]) -> None:
-    """Write the summary.csv of timm's train.py; an epoch that was not validated has gaps."""
+    """Write summary.csv as timm's train.py does; epochs without validation have empty cells."""
     with path.open('w', newline='') as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction='ignore')
         writer.writeheader()
@@ -67,7 +67,7 @@ def write_summary(path: Path, history: List[Dict[str, Any]]) -> None:
 
 
 def save_history(output: Path, checkpoint: Dict[str, Any], grid: Optional[List[int]], share: float) -> None:
-    """Write summary.csv and history.json from a checkpoint; ``share`` is the part of the images in an epoch."""
+    """Write summary.csv and history.json from a checkpoint; ``share`` is the fraction of the images in an epoch."""
     rows = [{'epochs': (row['epoch'] + 1) * share, **{key: row[key] for key in row if key != 'epoch'}}
             for row in checkpoint['history']]
     replace_file(output / 'summary.csv', lambda path: write_summary(path, checkpoint['history']))
@@ -75,7 +75,7 @@ def save_history(output: Path, checkpoint: Dict[str, Any], grid: Optional[List[i
 
 
 class Log:
-    """Gives the numbers of epochs to TensorBoard where it is installed, and to wandb if a recipe has ``log_wandb``."""
+    """Logs to TensorBoard if it is installed, and to wandb if the recipe has ``log_wandb``."""
 
     def __init__(self, args: argparse.Namespace, output: Path):
         self.output = output
@@ -87,7 +87,7 @@ class Log:
                 self.wandb.init(project=args.wandb_project, name=output.name, config=vars(args))
 
     def __call__(self, history: List[Dict[str, Any]]) -> None:
-        """Log the last row of a history, and all rows to TensorBoard at first: the last run may have been killed."""
+        """Log the last row of a history. The first call gives TensorBoard all rows, because a run may have resumed."""
         rows = [{key: row[key] for key in COLUMNS if key in row} for row in history]
         if self.wandb is not None:
             self.wandb.log(rows[-1])

@@ -1,4 +1,4 @@
-"""Pictures of one's own: a folder with a folder a class, checked, and the pictures that are held out."""
+"""Folders of pictures with a folder per class: checks, and a random validation split."""
 import copy
 from pathlib import Path
 from typing import Any, List, Set, Tuple, Union
@@ -10,11 +10,11 @@ from timm_selfconv.files import PICTURES, is_hidden
 
 __all__ = ['open_picture_folder']
 
-HELD_OUT = 0.2  # of each class, where a folder has no pictures to validate on
+HELD_OUT = 0.2  # fraction of each class, if a folder has no validation split
 
 
 def read_classes(folder: Path) -> PictureReader:
-    """A reader of FOLDER/CLASS/PICTURE; a ValueError if a class has no pictures or there are pictures elsewhere."""
+    """Read FOLDER/CLASS/PICTURE; raise a ValueError for a class without pictures and for pictures elsewhere."""
     reader, where = PictureReader(folder), f'folder={str(folder)!r}'
     strays = [file for file, _ in reader.samples if len(Path(file).relative_to(folder).parts) != 2]
     if strays:
@@ -26,7 +26,7 @@ def read_classes(folder: Path) -> PictureReader:
 
 
 def hold_out(reader: PictureReader, seed: int) -> List[Any]:
-    """Readers of two parts of the pictures: the second has a share of each class, drawn at random."""
+    """Split a reader in two; the second part has a random share of each class."""
     generator = torch.Generator().manual_seed(seed)
     held: Set[Tuple[str, int]] = set()
     for name, label in reader.class_to_idx.items():
@@ -42,11 +42,17 @@ def hold_out(reader: PictureReader, seed: int) -> List[Any]:
 
 
 def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDataset, PictureDataset, str]:
-    """Open pictures to train on and to validate on, and tell in words where the latter are from.
+    """Open the training and validation pictures of a folder.
 
-    They are FOLDER/train/CLASS and FOLDER/val (or validation, eval, test) /CLASS. Without the latter, and of
-    FOLDER/CLASS, a share is held out, drawn by the seed. A ValueError names a folder that makes no net: it has one
-    class, classes without pictures, others to validate on, too few pictures to hold one out, or pictures elsewhere.
+    They are in FOLDER/train/CLASS and FOLDER/val/CLASS (or validation, eval, test). Without a validation folder, or for
+    FOLDER/CLASS, a random share of each class is held out.
+
+    Returns:
+        Both datasets, and the origin of the validation pictures in words.
+
+    Raises:
+        ValueError: If the folder has a single class, classes without pictures, different classes for validation, too
+            few pictures to hold one out, or pictures in other places.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -56,12 +62,12 @@ def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDat
         raise ValueError(f'folder={str(folder)!r}: has {validation.name}, needs train beside it')
     reader = read_classes(train or folder)
     if len(reader.class_to_idx) < 2:
-        raise ValueError(f'folder={reader.root!r}: needs 2 classes at least, has {list(reader.class_to_idx)}')
+        raise ValueError(f'folder={reader.root!r}: needs at least 2 classes, has {list(reader.class_to_idx)}')
     if validation is None:
         readers, told = hold_out(reader, seed), f'{HELD_OUT:.0%} of each class, drawn by seed {seed}'
     else:
-        readers, told = [reader, read_classes(validation)], f'those in {validation.name}'
+        readers, told = [reader, read_classes(validation)], f'all pictures in {validation.name}'
         classes, found = (list(each.class_to_idx) for each in readers)
         if found != classes:
-            raise ValueError(f'folder={readers[1].root!r}: needs the classes to train on, {classes}, has {found}')
+            raise ValueError(f'folder={readers[1].root!r}: needs the training classes, {classes}, has {found}')
     return PictureDataset('', readers[0]), PictureDataset('', readers[1]), told

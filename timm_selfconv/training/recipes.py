@@ -1,4 +1,4 @@
-"""Recipes, which timm's train.py reads too: the table of their keys, and how one is read."""
+"""Recipes in the format of timm's train.py: their keys, and reading them."""
 import argparse
 import difflib
 import reprlib
@@ -13,12 +13,12 @@ from timm_selfconv.files import as_value_error
 __all__ = ['DEFAULTS', 'KEYS', 'RECIPES', 'Key', 'find_recipe', 'read_recipe']
 
 PACKAGE = Path(__file__).resolve().parent.parent
-RECIPES = (PACKAGE if (PACKAGE / 'recipes').is_dir() else PACKAGE.parent) / 'recipes'  # installed, or in a checkout
-LARGEST = 10 ** 6  # of all numbers but seeds
+RECIPES = (PACKAGE if (PACKAGE / 'recipes').is_dir() else PACKAGE.parent) / 'recipes'  # installed or checkout
+LARGEST = 10 ** 6  # limit of all numbers except seeds
 
 
 class Key(NamedTuple):
-    """A key of a recipe: train.py's default (None for nothing), type, and accepted values in words and as a test."""
+    """A key of a recipe: train.py's default, its type, and accepted values in words and as a test."""
     default: Any
     kind: type
     needs: str
@@ -48,13 +48,12 @@ def interval(low: float, high: float, largest: float = LARGEST) -> Key:
 
 
 def integers(low: int, needs: str) -> Key:
-    """A dictionary of integers, keys from 0 and values from ``low`` on."""
     return Key({}, dict, needs, lambda value: all(
         type(k) is type(v) is int and 0 <= k <= LARGEST and low <= v <= LARGEST for k, v in value.items()))
 
 
 FLAG = Key(False, bool, 'true or false')
-SIZES = integers(1, 'a size in pixels by the epoch that it begins with')
+SIZES = integers(1, 'FIRST_EPOCH: PIXELS')
 KEYS: Dict[str, Key] = dict(
     model=text(), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=FLAG, initial_checkpoint=text(''),
     num_classes=whole(None, above=True), img_size=whole(None, above=True),
@@ -80,24 +79,23 @@ KEYS: Dict[str, Key] = dict(
     color_jitter=number(0.4), reprob=number(0., 0, 1), mixup=number(0.), cutmix=number(0.),
     mixup_prob=number(1., 0, 1), mixup_off_epoch=whole(0), smoothing=number(0.1, 0, 1), drop=number(0., 0, 1),
     drop_path=number(None, 0, 1),
-    # of distillation.py
     kd_model_name=text(), kd_distill_type=text('logit', 'logit'), kd_temperature=number(4., above=True),
-    kd_maps=integers(0, "a teacher's stage by the layer that learns it, both from 0"),
+    kd_maps=integers(0, 'LAYER: STAGE_OF_TEACHER, from 0'),
     kd_maps_weight=number(10.), distill_loss_weight=number(None), task_loss_weight=number(None),
 )
 DEFAULTS = {name: key.default for name, key in KEYS.items()}
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe of the package, by its name without ``.yaml``; a ValueError if there is none."""
+    """Return the file of a recipe of this package by name; raise a ValueError if there is none."""
     files = {file.stem: file for file in RECIPES.glob('*.yaml')}
     if name not in files:
-        raise ValueError(f"recipe={name!r}: there is none; the package has {', '.join(sorted(files))}")
+        raise ValueError(f"recipe={name!r}: no such recipe; this package has {', '.join(sorted(files))}")
     return files[name]
 
 
 def checked(name: str, value: Any) -> Any:
-    """A value of a recipe if its key accepts it; numbers may be what YAML takes for words, such as 1e-3."""
+    """Return a value if its key accepts it; converts numbers that YAML reads as text, such as 1e-3."""
     key = KEYS[name]
     if key.kind is float and type(value) in (int, str):
         with suppress(ValueError, OverflowError):
@@ -108,9 +106,10 @@ def checked(name: str, value: Any) -> Any:
 
 
 def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
-    """Read a recipe, a file or a name of the package's, with KEY=VALUE replacements and the defaults of all other keys.
+    """Read a recipe (a file or a name of this package), with KEY=VALUE replacements and defaults for other keys.
 
-    A ValueError says that there is no such recipe, or that it asks for something that our trainer does not do.
+    Raises:
+        ValueError: If there is no such recipe, or it has keys or values that the trainer does not support.
     """
     file = Path(path) if Path(path).is_file() else find_recipe(path)
     with as_value_error(f'recipe={path!r}: needs YAML'):
@@ -127,14 +126,14 @@ def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
     unknown: List[str] = sorted(map(str, recipe.keys() - KEYS.keys()))
     if unknown:
         near = [f'did you mean {word}? ' for word in difflib.get_close_matches(unknown[0], KEYS, 1)]
-        raise ValueError(f"recipe={path!r}: timm_selfconv.train does not do {unknown}; {''.join(near)}"
+        raise ValueError(f"recipe={path!r}: the trainer does not support {unknown}; {''.join(near)}"
                          f'{unknown[0]}=null leaves it out')
     args = argparse.Namespace(**{**DEFAULTS, **{name: checked(name, value) for name, value in recipe.items()}})
     for name in ('model', 'lr'):
         if getattr(args, name) is None:
             raise ValueError(f'{name}=None: needs a value')
-    # where a recipe is silent on these, train.py does what ours does not
+    # train.py's defaults of these keys are not supported
     for name, accepted in (('amp_dtype', 'bfloat16'), ('color_jitter', 0)):
         if getattr(args, name) != accepted and (name != 'amp_dtype' or args.amp):
-            raise ValueError(f'{name}={getattr(args, name)!r}: timm_selfconv.train needs {accepted!r}')
+            raise ValueError(f'{name}={getattr(args, name)!r}: the trainer needs {accepted!r}')
     return args

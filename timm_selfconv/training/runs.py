@@ -1,4 +1,4 @@
-"""A run from beginning to end, and its result: the command that exports it, or a folder that timm loads."""
+"""Runs a training and writes its result: an export command, or a folder that timm loads."""
 import argparse
 import copy
 import importlib
@@ -26,7 +26,7 @@ __all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
 
 
 def has_folder(args: argparse.Namespace) -> bool:
-    """Return True if no net of the zoo is the recipe's, so that it becomes a folder: weights ignore dropout rates."""
+    """Return True if a recipe changes the architecture, classes or size of a model, so that it is saved as a folder."""
     own = any(not key.endswith('_rate') for key in args.model_kwargs)
     return own or args.num_classes is not None or args.img_size is not None
 
@@ -35,18 +35,25 @@ def train(
         args: argparse.Namespace, datasets: Sequence[Any], device: torch.device, output: Path,
         batches: Optional[int] = None,
 ) -> Training:
-    """Train the net of a recipe on a device, in a folder, from where the run in it stopped.
+    """Train the model of a recipe, or resume the run in a folder.
 
-    Datasets (:func:`timm_selfconv.data.open_dataset`) are to train and to validate on; ``batches`` is the number of
-    batches an epoch, None for all whole ones. Raises a ValueError if recipe, data and folder don't fit each other or
-    another training runs there, a FileExistsError if the folder has files but no checkpoint, and a FloatingPointError
-    at the first loss that is not finite.
+    Args:
+        args: Recipe (:func:`~timm_selfconv.training.recipes.read_recipe`).
+        datasets: Training and validation images (:func:`timm_selfconv.data.open_dataset`).
+        device: Device of the training.
+        output: Folder of the run.
+        batches: Number of batches per epoch, None for all full batches.
+
+    Raises:
+        ValueError: If recipe, data and folder do not fit together, or another training uses the folder.
+        FileExistsError: If the folder has files but no checkpoint.
+        FloatingPointError: If a loss is not finite.
     """
     for module in args.device_modules:
         with as_value_error(f'device_modules={args.device_modules}'):
             importlib.import_module(module)
     if device.type == 'cuda':
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True  # as train.py has it
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True  # as in train.py
         args.torchcompile = 'inductor' if args.torchcompile is None else args.torchcompile
     check_output(output)
     net = create_net(args, *datasets)
@@ -54,17 +61,17 @@ def train(
     training = (Distillation if args.kd_model_name or args.kd_maps else Training)(args, net, images, batches)
     output.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(output / '.lock', timeout=0):  # the system's: a kill frees it
+        with FileLock(output / '.lock', timeout=0):  # the system releases it if the process is killed
             training.run(validation, output)
     except Timeout as e:
-        raise ValueError(f'output={str(output)!r}: another training runs there') from e
+        raise ValueError(f'output={str(output)!r}: another training uses it') from e
     except FloatingPointError as e:
-        raise FloatingPointError(f'{e}; {output} keeps the epochs before') from e
+        raise FloatingPointError(f'{e}; {output} keeps the previous epochs') from e
     return training
 
 
 def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dict[str, Any]:
-    """Return the rows of a run's model card; None for rows that do not apply."""
+    """Return the facts of a run for its model card; None for facts that do not apply."""
     args, device, batches, epochs = training.args, training.images.device, training.batches, len(training.history)
     whole = training.share == 1
     origin = args.initial_checkpoint or (args.model.removesuffix('.cifar10') if args.pretrained else '')
@@ -91,7 +98,7 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
 
 
 def export_command(training: Training, options: argparse.Namespace, data: str) -> str:
-    """The command that makes a weight file and its model card of a run."""
+    """Return the command that exports the weights of a run with a model card."""
     facts = run_facts(training, options.recipe, options.overrides, data)
     return shlex.join([
         'timm-selfconv', 'export', training.args.model, '--checkpoint', str(options.output / LAST), '--data', data,
@@ -100,7 +107,7 @@ def export_command(training: Training, options: argparse.Namespace, data: str) -
 
 
 def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
-    """Put a run's net into its folder as timm's ``local-dir:`` nets are, with a card; returns its name for timm."""
+    """Write a run's model and card into its folder, for timm's ``local-dir:``, and return that name."""
     name = folder.resolve().name
     net: Any = copy.deepcopy(training.result).to(memory_format=torch.contiguous_format).cpu()
     classes, (height, width) = class_names(net, net.num_classes), training.images.shape[-2:]
@@ -112,6 +119,6 @@ def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:
         f"'local-dir:{name}', pretrained=True")
     with tempfile.TemporaryDirectory() as temporary:
         write_net(net, temporary, card)
-        for file in (WEIGHTS_FILE, 'README.md', 'config.json'):  # the last makes a net of a folder
+        for file in (WEIGHTS_FILE, 'README.md', 'config.json'):  # config.json last: timm needs it
             replace_file(folder / file, partial(shutil.copyfile, Path(temporary, file)))
     return f'local-dir:{folder}'

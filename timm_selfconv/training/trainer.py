@@ -1,4 +1,4 @@
-"""The trainer: a net and all that changes while it trains. ``Training.run`` is the loop over epochs."""
+"""The training loop, with its model, optimizer and state."""
 import argparse
 import hashlib
 import math
@@ -27,15 +27,15 @@ from .recipes import DEFAULTS
 
 __all__ = ['Training', 'compile_backend', 'gains_by_bfloat16']
 
-FREE = ('log_wandb', 'wandb_project')  # keys that may differ where a run goes on
+FREE = ('log_wandb', 'wandb_project')  # keys that may change in a resumed run
 
 
 def gains_by_bfloat16(device: torch.device) -> bool:
-    """Return True if a device multiplies matrices faster in bfloat16 than in float32: a CPU is timed."""
+    """Return True if a device multiplies matrices faster in bfloat16 than in float32. CPUs are timed."""
     if device.type == 'cuda':
         return torch.cuda.is_bf16_supported(including_emulation=False)
     times = []
-    for dtype in (torch.float32, torch.bfloat16):  # in time of this process, as others take their share of the CPU
+    for dtype in (torch.float32, torch.bfloat16):  # process time: other processes may use the CPU
         timer = Timer('x @ x', globals=dict(x=torch.ones(512, 512, dtype=dtype)), timer=time.process_time,
                       num_threads=torch.get_num_threads())
         times.append(min(timer.blocked_autorange(min_run_time=0.1).times))
@@ -43,18 +43,24 @@ def gains_by_bfloat16(device: torch.device) -> bool:
 
 
 def compile_backend(wanted: Optional[str], device: torch.device) -> Optional[str]:
-    """The backend of torch.compile, None for no compilation, as where inductor has no Triton for a GPU."""
+    """Return the backend of torch.compile, None for no compilation or if inductor lacks Triton on a GPU."""
     if wanted == 'inductor' and device.type == 'cuda' and not has_triton():
-        print('trains without torch.compile: inductor needs Triton, which does not work here', flush=True)
+        print('trains without torch.compile: inductor needs Triton, which is not available', flush=True)
         return None
     return wanted or None
 
 
 class Training:
-    """A net and all that changes while it trains.
+    """A model with its optimizer and the state of its training.
 
-    It takes a recipe, its net (:func:`~timm_selfconv.training.net.create_net`), training images and labels on their
-    device, and the number of batches an epoch, None for all whole ones. A ValueError says that they don't fit.
+    Args:
+        args: Recipe (:func:`~timm_selfconv.training.recipes.read_recipe`).
+        model: Its model (:func:`~timm_selfconv.training.net.create_net`).
+        data: Training images and labels on the device.
+        batches: Number of batches per epoch, None for all full batches.
+
+    Raises:
+        ValueError: If recipe, model and data do not fit together.
     """
 
     def __init__(self, args: argparse.Namespace, model: Any, data: Images, batches: Optional[int] = None):
@@ -63,7 +69,7 @@ class Training:
         self.model = model.to(device, memory_format=torch.channels_last)
         self.batches = min(whole, batches or whole)
         self.steps = math.ceil(self.batches / args.grad_accum_steps)
-        self.share = 1 if self.batches == whole else self.batches * args.batch_size / len(self.images)  # an epoch's
+        self.share = 1 if self.batches == whole else self.batches * args.batch_size / len(self.images)
         self.fingerprint = hashlib.sha256(b''.join(x.cpu().numpy().tobytes() for x in data)).hexdigest()
         self.amp = args.amp and gains_by_bfloat16(device)
         self.check()
@@ -78,13 +84,13 @@ class Training:
         self.ema = ModelEmaV3(
             self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
         self.optimizer = create_optimizer(args, self.model)
-        patch_size = getattr(self.model, 'patch_size', None)  # rows and columns of the layers for images at full size
+        patch_size = getattr(self.model, 'patch_size', None)
         self.grid = None if patch_size is None else [side // patch_size for side in self.images.shape[-2:]]
         self.history: List[Dict[str, Any]] = []
         self.start, self.seconds = self.heads(), 0.
 
     def check(self) -> None:
-        """Raise a ValueError for keys that don't fit data or net, now and not in the epoch that they begin with."""
+        """Raise a ValueError for keys that do not fit data or model, before the first epoch."""
         args, side, num_classes = self.args, min(self.images.shape[-2:]), self.model.num_classes
         if not self.batches:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
@@ -92,9 +98,9 @@ class Training:
             if not 0 <= label < num_classes:
                 raise ValueError(f'{name} label {label}: {args.model} has {num_classes} classes')
         if args.crop_padding_mode == 'reflect' and (args.crop_padding or 0) >= side:
-            raise ValueError(f'crop_padding={args.crop_padding}: needs less than the {side} pixels that it mirrors')
+            raise ValueError(f'crop_padding={args.crop_padding}: needs less than the image size, {side} pixels')
         if args.stem_whitening is not None and (args.initial_checkpoint or args.pretrained):
-            raise ValueError(f'stem_whitening={args.stem_whitening}: needs a net from scratch, null leaves it out; has '
+            raise ValueError(f'stem_whitening={args.stem_whitening}: needs a model from scratch; has '
                              f'pretrained={args.pretrained}, initial_checkpoint={args.initial_checkpoint!r}')
         for key in ('model', 'img_sizes', 'hardest_half'):
             value: Any = vars(args)[key]
@@ -103,12 +109,12 @@ class Training:
                     self.model.eval()(at_size(self.images[:1] / 255, size))
 
     def compiled(self, module: nn.Module) -> Any:
-        """A module compiled with a graph for each image size, because one graph for any size is slower."""
+        """Compile a module, with a graph per image size, because a graph for all sizes is slower."""
         with as_value_error(f'torchcompile={self.backend!r}'):
             return torch.compile(module, backend=self.backend, dynamic=False) if self.backend else module
 
     def heads(self) -> Optional[List[List[List[float]]]]:
-        """Offsets and covariances of the heads, by layer, as :mod:`timm_selfconv.weights.history` has it."""
+        """Offsets and covariances of the heads per layer, in the format of :mod:`timm_selfconv.weights.history`."""
         layers = None if self.grid is None else position_blobs(self.result, (self.grid[0], self.grid[1]))
         return None if layers is None else [[
             [float(f'{x:.4g}') for x in (*center, covariance[0][0], covariance[1][1], covariance[0][1])]
@@ -116,19 +122,19 @@ class Training:
 
     @property
     def result(self) -> nn.Module:
-        """The net or, if there is one, its moving average."""
+        """The model, or its moving average if there is one."""
         return self.model if self.ema is None else self.ema.module
 
     def load(self, checkpoint: Dict[str, Any]) -> None:
-        """Go on from a checkpoint, in its precision; a ValueError if it is of another training or not finite."""
+        """Resume from a checkpoint, in its precision; raise a ValueError if it does not fit or is not finite."""
         if not isinstance(checkpoint, dict) or not {'args', 'steps', 'history', 'seconds'} <= checkpoint.keys():
-            raise ValueError('has a checkpoint that timm_selfconv.train did not write; choose another')
+            raise ValueError('has a checkpoint of another program; choose another folder')
         ours = {**vars(self.args), 'batches': self.steps, 'training images': self.fingerprint}
         theirs = {**ours, **DEFAULTS, **checkpoint['args'], 'batches': checkpoint['steps']}  # old ones have fewer keys
         theirs['training images'] = checkpoint.get('data', self.fingerprint)
         differ = sorted(key for key in ours if ours[key] != theirs[key] and key not in FREE)
         if differ:
-            raise ValueError(f'has a run of another recipe ({differ} differ); choose another')
+            raise ValueError(f'has a run of another recipe ({differ} differ); choose another folder')
         broken = [name for name, value in checkpoint['state_dict'].items() if not value.isfinite().all()]
         if broken:
             raise ValueError(f'its last checkpoint has values in {broken[0]} that are not finite')
@@ -140,7 +146,7 @@ class Training:
         self.history, self.seconds, self.start = checkpoint['history'], checkpoint['seconds'], checkpoint.get('start')
 
     def checkpoint(self) -> Dict[str, Any]:
-        """Everything needed to resume, in the layout of timm's checkpoints."""
+        """State to resume from, in the layout of timm's checkpoints."""
         ema = {} if self.ema is None else dict(state_dict_ema=self.ema.module.state_dict())
         return dict(
             epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), amp=self.amp,
@@ -148,15 +154,15 @@ class Training:
             optimizer=self.optimizer.state_dict(), history=self.history, start=self.start, seconds=self.seconds)
 
     def loss(self, x: torch.Tensor, target: torch.Tensor, size: Optional[int]) -> torch.Tensor:
-        """Loss of augmented images, shape (B, C, H, W), mixed and resized, and their labels, shape (B,)."""
+        """Mix and resize augmented images, shape (B, C, H, W), and return their loss; labels have shape (B,)."""
         x, target, smoothing = self.augment.mix(x, target, len(self.history))
         return F.cross_entropy(self.forward(at_size(x, size)), target, label_smoothing=smoothing)
 
     @torch.no_grad()
     def hardest_half(self, x: torch.Tensor, target: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """The half of a batch with the highest losses at a small size (selective backprop, arXiv:1910.00762)."""
-        self.model.eval()  # running statistics are of the images that it trains on
-        # in a context of its own: older torches keep its copies of weights, which have no gradients
+        self.model.eval()  # keeps running statistics
+        # a separate context: older torch versions cache its casted weights, which have no gradients
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
             logits = self.forward(at_size(x, size))
         self.model.train()
@@ -164,9 +170,9 @@ class Training:
         return x[chosen], target[chosen]
 
     def epoch(self, scheduler: Any) -> float:
-        """Train on the shuffled images once, less a broken batch; returns the mean loss, raises if it is not finite."""
+        """Train for one epoch and return the mean loss; raise a FloatingPointError if it is not finite."""
         args, epoch, device = self.args, len(self.history), self.images.device
-        random_seed(args.seed, 1000 * (epoch + 1))  # a resumed run draws the same numbers
+        random_seed(args.seed, 1000 * (epoch + 1))  # the same numbers in a resumed run
         order = torch.randperm(len(self.images), device=device)[:self.batches * args.batch_size]
         batches, losses = order.split(args.batch_size), torch.zeros(self.steps, device=device)
         size, glance = size_of_epoch(args.img_sizes, epoch), size_of_epoch(args.hardest_half, epoch)
@@ -182,7 +188,7 @@ class Training:
                     loss = self.loss(x, target, size) / len(group)
                 loss.backward()
                 losses[step] += loss.detach()
-            # reading a loss waits for a GPU
+            # rarely on a GPU: reading a loss synchronises
             if (device.type == 'cpu' or step % 100 == 99 or step + 1 == self.steps) and not losses.isfinite().all():
                 bad = int((~losses.isfinite()).nonzero()[0])
                 raise FloatingPointError(f'epoch {epoch}, step {bad}: the loss is {losses[bad]}')
@@ -198,7 +204,7 @@ class Training:
         return float(losses.mean())
 
     def validate(self, data: Images) -> Dict[str, float]:
-        """Mean loss, and top-1 and top-5 accuracy in percent, in eval mode."""
+        """Return mean loss, and top-1 and top-5 accuracy in percent, in eval mode."""
         images, labels = data
         self.result.eval()
         with torch.inference_mode(), torch.autocast(images.device.type, torch.bfloat16, enabled=self.amp):
@@ -209,15 +215,15 @@ class Training:
             eval_top1=100 * int(hit[:, 0].sum()) / len(hit), eval_top5=100 * int(hit.any(1).sum()) / len(hit))
 
     def run(self, validation: Images, output: Path) -> None:
-        """Go on with the run in a folder, if there is one, to the end of the recipe; each epoch is saved there."""
+        """Train to the end of the recipe, from the run in the folder if there is one, and save each epoch there."""
         path, checkpoint = newest_checkpoint(output, self.images.device)
         if path is not None:
             with as_value_error(f'output={str(output)!r}'):
                 self.load(checkpoint)
             os.replace(path, output / LAST)
-            save_history(output, checkpoint, self.grid, self.share)  # it may have been killed between these
+            save_history(output, checkpoint, self.grid, self.share)  # in case it was killed before
         if self.args.amp and not self.amp:
-            print('trains in float32: this device, or that of a run that goes on, is slower in bfloat16', flush=True)
+            print('trains in float32: this device, or the device of the resumed run, is slower in bfloat16', flush=True)
         scheduler, epochs = create_scheduler_v2(
             self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.steps)
         scheduler.step_update(len(self.history) * self.steps)
@@ -237,7 +243,6 @@ class Training:
             log(self.history)
 
     def save(self, output: Path) -> None:
-        """Write the checkpoint of the last epoch, and summary and history, which are derived from it."""
         checkpoint = self.checkpoint()
         save_checkpoint(output, checkpoint, self.args.checkpoint_hist)
         save_history(output, checkpoint, self.grid, self.share)
