@@ -37,6 +37,7 @@ def net(digits, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_digits_are_told_apart_and_the_card_says_how(digits, net):
     model = timm.create_model(f'local-dir:{net}', pretrained=True).eval()
     config, card = json.loads((net / 'config.json').read_text()), (net / 'README.md').read_text()
@@ -54,6 +55,7 @@ def test_digits_are_told_apart_and_the_card_says_how(digits, net):
     assert 'for pictures of 16 x 16 pixels and 3 classes: four, one, three.' in card
 
 
+@pytest.mark.slow
 def test_other_commands_take_the_net(digits, net, capsys):
     main(['classify', f'local-dir:{net}', str(digits / 'three' / '0.png')])
     assert 'three' in capsys.readouterr().out
