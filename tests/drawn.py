@@ -14,6 +14,26 @@ def until(condition):
     return f'new Promise(done => {{ (function look() {{ {condition} ? done() : requestAnimationFrame(look); }})(); }})'
 
 
+AT_REST = """() => new Promise(done => {
+    let last = NaN, alike = 0;
+    const look = () => {
+        [alike, last] = [scrollY === last ? alike + 1 : 0, scrollY];
+        if (alike < 10) requestAnimationFrame(look); else done();
+    };
+    look();
+})"""
+
+
+def swipe(page, x, y, dy):
+    """Move a finger on a page and wait until it no longer scrolls."""
+    finger = page.context.new_cdp_session(page)
+    finger.send('Input.dispatchTouchEvent', dict(type='touchStart', touchPoints=[dict(x=x, y=y)]))
+    for i in range(1, 11):
+        finger.send('Input.dispatchTouchEvent', dict(type='touchMove', touchPoints=[dict(x=x, y=y + dy * i / 10)]))
+    finger.send('Input.dispatchTouchEvent', dict(type='touchEnd', touchPoints=[]))
+    page.evaluate(AT_REST)
+
+
 def heads_of(net, grid):
     """Where the heads of a net look, as a history has it."""
     return [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(

@@ -185,7 +185,7 @@ def test_curves_of_runs_by_name(tmp_path):
     band = accuracy.collections[1].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (50., 56.)
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ['a: 56.0 %', 'b: 53.0 % (from 50.0 to 56.0 in 2 runs)']
+    assert legend == ['a: 56.0 %', 'b: 53.0 % (50.0 to 56.0, 2 runs)']
 
 
 def test_curves_that_cannot_be_read(tmp_path):
@@ -198,7 +198,7 @@ def test_curves_that_cannot_be_read(tmp_path):
             figures.read_curve(tmp_path)
     for seed, *rows in (42, '0,2.0,40.0'), (43, '0,2.0,40.0', '1,1.5,50.0'):
         write_summary(tmp_path / f'b.{seed}', *rows)
-    with pytest.raises(ValueError, match=r'b\.43: has eval_top1 after epochs \[1, 2\], .* of the same name, \[1\]'):
+    with pytest.raises(ValueError, match=r'b\.43: has eval_top1 after epochs \[1, 2\], but .* after epochs \[1\]'):
         figures.read_curves([tmp_path / 'b.42', tmp_path / 'b.43'])
     Path(tmp_path, 'b.44.history.json').write_text('[]')
     with pytest.raises(ValueError, match=r'b\.44\.history\.json: is no history'):

@@ -9,7 +9,7 @@ import timm
 import torch
 from PIL import Image
 
-from drawn import PAINTED, heads_of, until
+from drawn import PAINTED, heads_of, swipe, until
 from explored import PICTURES, create, picture
 from timm_selfconv.look.explorer import explorer_page
 from timm_selfconv.theory import position_blobs
@@ -266,41 +266,22 @@ def test_the_film_of_another_net_is_refused(tmp_path):
     assert '"film": null' in page  # none ships
 
 
-AT_REST = """() => new Promise(done => {
-    let last = NaN, alike = 0;
-    const look = () => {
-        [alike, last] = [scrollY === last ? alike + 1 : 0, scrollY];
-        if (alike < 10) requestAnimationFrame(look); else done();
-    };
-    look();
-})"""
-
-
 def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
     """390 pixels wide: maps above the fold, the picture sticks small at the top, a finger on the maps scrolls."""
     pictures = {f'picture {i}': picture(i) for i in range(10)}
     page = open_page(explorer_page({'net': create('sa_quadratic_cifar', depth=6, num_heads=9)}, pictures),
                      viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
-    finger = page.context.new_cdp_session(page)
-
-    def swipe(x, y, dy):
-        finger.send('Input.dispatchTouchEvent', dict(type='touchStart', touchPoints=[dict(x=x, y=y)]))
-        for i in range(1, 11):
-            finger.send('Input.dispatchTouchEvent', dict(type='touchMove', touchPoints=[dict(x=x, y=y + dy * i / 10)]))
-        finger.send('Input.dispatchTouchEvent', dict(type='touchEnd', touchPoints=[]))
-        page.evaluate(AT_REST)
-
     stage, tile = page.locator('.stage'), page.locator('.tile div')
     assert page.evaluate('[document.documentElement.scrollWidth, innerWidth]') == [390, 390]
     assert tile.nth(5).bounding_box()['y'] < 700  # the whole first layer
     box = tile.nth(5).bounding_box()
-    swipe(box['x'], box['y'], -340)
+    swipe(page, box['x'], box['y'], -340)
     scrolled = page.evaluate('scrollY')
     assert scrolled > 100
     box = stage.bounding_box()
     assert 0 <= box['y'] < 20 and box['y'] + box['height'] < 300
     before = page.evaluate('state.at')
-    swipe(box['x'] + 20, box['y'] + 20, 80)
+    swipe(page, box['x'] + 20, box['y'] + 20, 80)
     assert page.evaluate('scrollY') == scrolled and page.evaluate('state.at[0]') > before[0] + 0.1
 
 

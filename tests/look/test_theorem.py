@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from drawn import PAINTED, until
+from drawn import PAINTED, swipe, until
 from timm_selfconv import cli
 from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.theory import conv_to_attention
@@ -264,6 +264,20 @@ def test_screen(scheme, width, height, open_page):
     for cell in page.locator('#weights input').all():
         assert cell.evaluate('cell => cell.scrollWidth <= cell.clientWidth')
         assert float(cell.input_value().replace('\N{MINUS SIGN}', '-')) != 0
+
+
+def test_a_finger_scrolls_over_the_heads_panel_and_drags_heads(open_page):
+    page = open_page(theorem_page(), viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
+    heads = page.locator('#heads .stage')
+    heads.evaluate("node => node.scrollIntoView({ block: 'center' })")
+    before = page.evaluate('scrollY')
+    swipe(page, *middle(heads, 0.6, 0.04), -150)
+    assert page.evaluate('scrollY') > before + 50
+    heads.evaluate("node => node.scrollIntoView({ block: 'center' })")
+    before = page.evaluate('scrollY')
+    swipe(page, *middle(heads, 3.5 / 9, 5.5 / 9), -heads.bounding_box()['height'] / 9)  # head 3, a pixel up
+    assert page.evaluate('scrollY') <= before  # as the verdict grows, the page moves a little
+    assert page.evaluate('state.moved[2]') == pytest.approx([-1, 0], abs=0.1)
 
 
 def test_paper_forced_colours_and_no_script(open_page):

@@ -1,8 +1,6 @@
-"""Which of timm's transformers can be read, and that what is read is right: the chapter's table.
-
-``python tests/look/test_transformers.py`` writes it anew.
-"""
+"""Attention maps of timm's transformers. ``python tests/look/test_transformers.py`` prints the chapter's lists."""
 import math
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -218,30 +216,27 @@ def module(name):
     return timm.models._registry._model_to_module[name]
 
 
-def table():
-    """Rows of the modules in timm: their attention, and how it is read."""
-    rows = {}
+def supported():
+    """Lists of the chapter: modules of timm by how their attention is read."""
+    lists = {'Patches and class token': [], 'Patches': [], 'Windows': [], 'Not supported': list(REFUSED)}
     for name in READ:
         model, images = tiny(name)
-        kinds = dict.fromkeys(f'`{type(layer).__name__}`' for layer in attention_layers(model))
-        layers = read_layers(model, images, lambda probs: probs)
-        how = ['in windows' if any(probs.places is not None for probs in layers) else 'patches']
-        how += ['class token'] * has_class_token(model)
-        rows[module(name), name] = ', '.join(kinds), ', '.join(how)
-    for name in REFUSED:
-        reason = refusal(name)
-        unread = reason.removeprefix('the attention maps of its ').removesuffix(' cannot be read')
-        named = unread != reason
-        rows[module(name), name] = (
-            ', '.join(f'`{kind}`' for kind in unread.split(', ')) if named else '', 'refused' if named else
-            'refused: ' + reason.partition(' (')[0])
-    lines = [f'| `{where}` | `{name}` | {kinds} | {how} |' for (where, name), (kinds, how) in sorted(rows.items())]
-    return '\n'.join(["| timm's module | tried with | attention | read |", '|---|---|---|---|', *lines]) + '\n'
+        windows = any(probs.places is not None for probs in read_layers(model, images, lambda probs: probs))
+        lists['Windows' if windows else 'Patches and class token' if has_class_token(model) else 'Patches'].append(name)
+    modules = {how: {module(name) for name in names} for how, names in lists.items()}
+    lines = []
+    for how, names in lists.items():
+        shared = {where for other in modules if other != how for where in modules[other]}
+        words = sorted({f'`{module(name)}`' + f' (`{name}`)' * (module(name) in shared) for name in names})
+        lines += textwrap.wrap(f'- {how}: {", ".join(words)}', 100, subsequent_indent='  ', break_on_hyphens=False)
+    return '\n'.join(lines) + '\n'
 
 
 @pytest.mark.slow
-def test_the_table_is_what_the_code_reads():
-    assert table() in README.read_text()
+def test_the_chapter_lists_the_transformers_that_can_be_read():
+    assert supported() in README.read_text()
+    for name in REFUSED:
+        refusal(name)
 
 
 @pytest.mark.slow
@@ -256,6 +251,4 @@ def test_the_table_has_all_modules_with_attention():
 
 
 if __name__ == '__main__':
-    text, head = README.read_text(), "| timm's module |"
-    begin = text.index(head)
-    README.write_text(text[:begin] + table() + text[text.index('\n\n', begin) + 1:])
+    print(supported())

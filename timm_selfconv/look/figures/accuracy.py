@@ -4,12 +4,13 @@ import re
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Union
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from timm_selfconv.weights import WEIGHTS_DIR
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
-from .style import TEXT_WIDTH, head_style, styled
+from .style import head_style, styled, titled_figure
 
 __all__ = ['figure_accuracy', 'read_curve', 'read_curves', 'shipped_curves']
 
@@ -18,22 +19,22 @@ PANELS = {'eval_top1': 'validation accuracy [%]', 'train_loss': 'training loss'}
 
 
 def shipped_curves() -> List[Path]:
-    """Histories that ship for learning curves, named ``NET.SEED.history.json``: trained by recipes/curves.yaml."""
+    """Files of the histories that ship, ``NET.SEED.history.json``, trained with recipes/curves.yaml."""
     return sorted(Path(WEIGHTS_DIR, 'curves').glob(f'*.{HISTORY}'))
 
 
 def read_curve(run: Union[str, Path]) -> Curve:
-    """Validation accuracy and training loss over a run: from its history, else from the summary.csv of timm's train.py.
+    """Read validation accuracy and training loss from a run's history, or from the summary.csv of timm's train.py.
 
     Args:
-        run: Folder of the run, a net whose history ships, or a file of a history.
+        run: Folder of the run, name of a net with a history that ships, or path of a history.
 
     Returns:
-        ``eval_top1`` in per cent and ``train_loss``, each by epochs trained, in order, where it was measured; of an
-        epoch that stands twice in a summary, the last.
+        ``eval_top1`` in per cent and ``train_loss``, each a dict by epochs trained, in order. If a resumed run has an
+        epoch twice, the last value counts.
 
     Raises:
-        ValueError: If there is neither, or no accuracy in it.
+        ValueError: If there is no such file, or no accuracy in it.
     """
     history, path = Path(run) if Path(run).is_file() else find_history(run), Path(run, 'summary.csv')
     values: Curve = {key: {} for key in PANELS}
@@ -48,7 +49,7 @@ def read_curve(run: Union[str, Path]) -> Curve:
     try:
         for row in rows:
             for key, numbers in values.items():
-                if row.get(key) not in (None, ''):  # an epoch that was not validated (val_interval)
+                if row.get(key) not in (None, ''):  # empty for epochs without validation
                     numbers[row['epochs'] if history else int(row['epoch']) + 1] = float(row[key])
     except (KeyError, TypeError, ValueError) as e:
         raise ValueError(f'{path}: needs numbers in columns epoch and eval_top1 ({type(e).__name__}: {e})') from e
@@ -58,10 +59,10 @@ def read_curve(run: Union[str, Path]) -> Curve:
 
 
 def read_curves(runs: Sequence[Union[str, Path]]) -> Dict[str, List[Curve]]:
-    """Curves by name, of runs that :func:`read_curve` takes; those named ``NAME.SEED`` stand under one name.
+    """Read several runs; runs called ``NAME.SEED`` are grouped under NAME.
 
     Raises:
-        ValueError: If one can't be read, or was measured after other epochs than the first of its name.
+        ValueError: If a run cannot be read, or the runs of a name were measured after different epochs.
     """
     names = [Path(run).resolve().name if Path(run).exists() else str(run) for run in runs]
     curves: Dict[str, List[Curve]] = {}
@@ -71,36 +72,48 @@ def read_curves(runs: Sequence[Union[str, Path]]) -> Dict[str, List[Curve]]:
         for key in PANELS if others else ():
             if list(curve[key]) != list(others[0][key]):
                 raise ValueError(
-                    f'{run}: has {key} after epochs {list(curve[key])}, needs it after those of the first run of the '
-                    f'same name, {list(others[0][key])}')
+                    f'{run}: has {key} after epochs {list(curve[key])}, but the first run of the same name has it '
+                    f'after epochs {list(others[0][key])}')
         others.append(curve)
     return curves
 
 
+def final_accuracy(runs: Sequence[Curve]) -> float:
+    return sum(list(run['eval_top1'].values())[-1] for run in runs) / len(runs)
+
+
 @styled
 def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
-    """Mean validation accuracy and training loss over epochs, in a band from the least to the most of a name's runs.
+    """Validation accuracy and training loss over epochs: the mean of the runs of a name, and a band from least to most.
 
     Args:
-        curves: What :func:`read_curves` returns.
+        curves: From :func:`read_curves`.
     """
-    figure = Figure(figsize=(TEXT_WIDTH, 2.5 + 0.12 * len(curves)), layout='constrained')
+    curves = dict(sorted(curves.items(), key=lambda item: -final_accuracy(item[1])))
+    several = max(map(len, curves.values())) > 1
+    small = 'legend: accuracy after the last epoch'
+    if several:
+        small = f'line: mean of the runs of a net; band: lowest to highest; {small}'
+    figure = titled_figure(2.3 + 0.12 * len(curves), 'Learning curves', small)
     measured = [key for key in PANELS if any(run[key] for runs in curves.values() for run in runs)]
     for ax, key in zip(figure.subplots(1, len(measured), squeeze=False)[0], measured):
         for number, runs in enumerate(curves.values()):
-            epochs, values = list(runs[0][key]), list(zip(*(run[key].values() for run in runs)))
-            means, color = [sum(each) / len(each) for each in values], head_style(2 * number)[0]  # neighbours are alike
-            ax.plot(epochs, means, color=color, marker='osD^v'[number % 5], markersize=2.5)
-            ax.fill_between(epochs, list(map(min, values)), list(map(max, values)), color=color, alpha=0.2)
-        ax.set(xlabel='epochs trained', ylabel=PANELS[key])
+            epochs = list(runs[0][key])
+            values = np.array([list(run[key].values()) for run in runs])
+            color = head_style(2 * number)[0]  # neighbouring colours are alike
+            ax.plot(
+                epochs, values.mean(0), color=color, marker='osD^v'[number % 5], markersize=3, markeredgecolor='white',
+                markeredgewidth=0.4)
+            ax.fill_between(epochs, values.min(0), values.max(0), color=color, alpha=0.25, linewidth=0)
+        ax.set(xlabel='epochs trained', title=PANELS[key])
         ax.set_xlim(left=0)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.grid(color='0.9', linewidth=0.5)
-    last = {name: [list(run['eval_top1'].values())[-1] for run in runs] for name, runs in curves.items()}
-    figure.legend(
-        figure.axes[0].lines, [f'{name}: {sum(each) / len(each):.1f} %' + (
-            f' (from {min(each):.1f} to {max(each):.1f} in {len(each)} runs)' if len(each) > 1 else '')
-            for name, each in last.items()],
-        loc='outside lower center', title_fontsize=6,
-        title='accuracy after the last epoch; of several runs the mean, in a band from the least to the most')
+        ax.grid(axis='y', color='0.9', linewidth=0.5)
+        ax.spines[['top', 'right']].set_visible(False)
+    labels = []
+    for name, runs in curves.items():
+        last = [list(run['eval_top1'].values())[-1] for run in runs]
+        spread = f' ({min(last):.1f} to {max(last):.1f}, {len(last)} runs)' if len(last) > 1 else ''
+        labels.append(f'{name}: {final_accuracy(runs):.1f} %{spread}')
+    figure.legend(figure.axes[0].lines, labels, loc='outside lower center')
     return figure

@@ -371,6 +371,7 @@ function listenToHeads() {
     moveHead(state.head, Math.hypot(to[0] - tap[0], to[1] - tap[1]) < 0.2 ? tap : to);
   });
   box.addEventListener('pointerup', () => { grip = null; });
+  box.addEventListener('touchstart', event => { if (grip) event.preventDefault(); }, { passive: false });  // else scroll
   box.addEventListener('keydown', event => {
     const { head } = state, by = ARROWS[event.key], far = event.shiftKey ? 1 : 0.1;
     step();
