@@ -1,4 +1,4 @@
-"""Attention maps: where every query of a net looks."""
+"""Attention maps of nets, footprint weights, and attention of class tokens."""
 import copy
 from typing import Any, Callable, List, Optional, Tuple, TypeVar, Union
 
@@ -20,7 +20,7 @@ __all__ = [
 
 T = TypeVar('T')
 PARTS = ('both', 'content', 'position')
-OWN_MAPS = (SelfAttention2d, ConvAttention)  # computed beside the forward pass
+OWN_MAPS = (SelfAttention2d, ConvAttention)  # their maps are computed from the layer's input
 
 
 def attends(module: nn.Module) -> bool:
@@ -31,10 +31,10 @@ def attends(module: nn.Module) -> bool:
 
 
 def attention_layers(model: nn.Module) -> List[Any]:
-    """The attention layers of a net that can be read, each once, but for those of the class token only.
+    """Attention layers with readable maps, each once, without layers of the class token only.
 
     Raises:
-        ValueError: If there are none, or others besides, as a list with gaps would mislead.
+        ValueError: If there are none, or if the net also has attention that cannot be read.
     """
     layers = [m for m in model.modules() if isinstance(m, TRANSFORMER_ATTENTION)] or [
         m for m in model.modules() if isinstance(m, OWN_MAPS) and len(getattr(m, 'kernel_size', (1, 1))) == 2]
@@ -51,10 +51,10 @@ def attention_layers(model: nn.Module) -> List[Any]:
 
 
 def looks_at_content(model: nn.Module) -> bool:
-    """Return True if a net's attention depends on the image, not on positions only.
+    """Return True if a net's attention depends on the image.
 
     Raises:
-        ValueError: If it has no attention that :func:`attention_maps` can read.
+        ValueError: If :func:`attention_maps` cannot read the net.
     """
     return any(
         m.terms != ('position',) if isinstance(m, SelfAttention2d) else getattr(m, 'content', True)
@@ -62,30 +62,30 @@ def looks_at_content(model: nn.Module) -> bool:
 
 
 def has_class_token(model: nn.Module) -> bool:
-    """Return True if a transformer's first token stands for the whole image."""
+    """Return True if a transformer has a class token."""
     return isinstance(model, ResVit) or bool(
         getattr(model, 'has_class_token', getattr(model, 'cls_token', None) is not None))
 
 
 def position_gates(model: nn.Module) -> List[Optional[List[float]]]:
-    """Share of attention by position, the rest by content, of each head in ConViT; None for layers without gates.
+    """Gates of ConViT: the share of attention by position for each head; None for layers without gates.
 
     Raises:
-        ValueError: If the model has no attention that :func:`attention_maps` can read.
+        ValueError: If :func:`attention_maps` cannot read the net.
     """
     gates = [getattr(layer, 'gating_param', None) for layer in attention_layers(model)]
     return [None if gate is None else gate.float().sigmoid().tolist() for gate in gates]
 
 
 def has_footprints(model: nn.Module) -> bool:
-    """Return True if a net attends by vectors, whose weights :func:`footprint_weights` gives, instead of maps."""
+    """Return True if a net has vector attention, see :func:`footprint_weights`."""
     return any(isinstance(m, SanAttention2d) for m in model.modules())
 
 
 def layer_names(model: nn.Module, layers: int) -> List[str]:
-    """Names of the layers that have maps or footprints, shared bottlenecks with the pass they are in.
+    """Names of the layers with maps or footprints; a shared bottleneck also has its pass.
 
-    Of convolutions that became attention those of the modules, where none runs twice.
+    For convolutions converted to attention these are module names, unless one runs twice.
     """
     blocks = [m for m in model.modules() if isinstance(m, SanAttention2d)]
     if not blocks:
@@ -98,7 +98,7 @@ def layer_names(model: nn.Module, layers: int) -> List[str]:
 
 def look_into(
         model: nn.Module, kind: Union[type, Tuple[type, ...]], images: torch.Tensor, look: Callable[..., T]) -> List[T]:
-    """Apply a function to each layer of a kind, of a private copy, and to its inputs, in the order the layers run."""
+    """Apply a function to each layer of some types, and to its inputs, in a copy of the net, in forward order."""
     net = private_copy(model)
     seen: List[T] = []
     for layer in net.modules():
@@ -116,7 +116,7 @@ def read_layers(
         part: str = 'both',
         besides: Tuple[type, ...] = (),
 ) -> List[T]:
-    """Apply a function to the probabilities of every layer of a transformer, or to one part of its gated attention."""
+    """Apply a function to the probabilities of each layer of a transformer, or to one part of gated attention."""
     if part not in PARTS:
         raise ValueError(f'part={part!r}: needs one of {PARTS}')
     net = private_copy(model)
@@ -138,7 +138,7 @@ def own_maps(model: nn.Module, part: str) -> bool:
 
 
 def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
-    """Maps of a convolution that is attention, among the pixels of its input, shape (B, heads, H, W, H, W)."""
+    """Maps of :class:`ConvAttention` over the pixels of its input, shape (B, heads, H, W, H, W)."""
     zeros, size = layer.padding_mode == 'zeros', x.shape[2:]
     mode, widths = ('constant', [0] * 4) if zeros else (layer.padding_mode, pad_widths(layer))
     keys, before = F.pad(x, widths, mode), widths[-2::-2]
@@ -152,7 +152,7 @@ def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
             for linear, pixels in ((layer.query, x), (layer.key, keys)))
         scores = scores + torch.einsum('bijhd,bklhd->bhijkl', query, key) * layer.content ** -0.5
     maps = scores.flatten(4).softmax(-1).unflatten(-1, keys.shape[2:])
-    for axis, n in enumerate(size):  # a pixel and its copies in the padding are one
+    for axis, n in enumerate(size):  # add up a pixel and its copies in the padding
         pixel = F.pad(torch.arange(n, dtype=x.dtype)[None, None], widths[2 - 2 * axis:][:2], mode)[0, 0].long()
         shape = *maps.shape[:4 + axis], n, *maps.shape[5 + axis:]
         maps = maps if len(pixel) == n else maps.new_zeros(shape).index_add(4 + axis, pixel, maps)
@@ -164,7 +164,7 @@ def layer_maps(
         x: torch.Tensor,
         key: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """The maps of a layer, from what enters it."""
+    """Maps of a layer for a given input."""
     # in float64, which some devices lack: a centre may be thousands of pixels away
     args = (given.cpu().double() for given in (x, key) if given is not None)
     layer = copy.deepcopy(layer).cpu().double()
@@ -175,31 +175,27 @@ def layer_maps(
 def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:
     """Attention probabilities of every layer, in eval mode.
 
-    They are the same whether the net runs through row and column factors, a fused kernel or the explicit map: those of
-    :class:`SelfAttention2d` are computed beside the forward pass from what enters each layer, and transformers run
-    through explicit maps. The net itself is not changed, so other threads may run or train it meanwhile.
+    The result does not depend on the kernel that the net uses (row and column factors, fused, or explicit). The net
+    is not changed, so other threads may run or train it at the same time.
 
-    Of transformers these are the maps of patches only. Prefix tokens (class token, registers) are left out, as queries
-    and as keys, and what is left is scaled to sum to 1: the softmax over patches only, without what a query gives to
-    the prefix tokens. Windowed attention (Swin) has its windows at their places, shifted ones too, and 0 between them:
-    3 heads on 56 x 56 patches are 118 MB per image.
-
-    Of convolutions that became attention these are the maps among the pixels that enter the layer, without what a query
-    gives to zeros around them, and a query at every pixel: one of a stride uses some of them.
+    For transformers the maps cover patches only: prefix tokens (class token, registers) are left out, and the rest is
+    scaled to sum to 1. Windowed attention (Swin) has each window at its place, shifted ones too, and 0 elsewhere:
+    3 heads on 56 x 56 patches take 118 MB per image. For convolutions converted to attention the maps leave out zero
+    padding and have a query at every pixel, although a strided layer uses only some of these.
 
     Args:
         model: Net with :class:`SelfAttention2d` or :class:`ConvAttention` layers, or a transformer: the zoo's
-            ``resvit_*``, or one of timm's that the table in this chapter's README says can be read.
-        images: Images as the net takes them, shape (B, C, height, width).
-        part: What to see of ConViT's gated attention: 'both' parts as their gates (:func:`position_gates`) sum them up,
-            or the map of 'content' or of 'position' as it is before its gate, of gated layers only.
+            ``resvit_*``, or a timm transformer from the list in the README of this folder.
+        images: Preprocessed images, shape (B, C, height, width).
+        part: Part of ConViT's gated attention: 'both', or the map of 'content' or 'position' before the gate
+            (:func:`position_gates`), which only gated layers have.
 
     Returns:
-        One tensor per layer, in the order they run, shape (B, heads, H, W, H, W), query pixel first; each query's map
-        sums to 1. Maps that don't depend on the image are expanded over the batch, not copied.
+        One tensor per layer, in forward order, shape (B, heads, H, W, H, W), query before key; each query's map sums to
+        1. Maps that do not depend on the image are expanded over the batch, not copied.
 
     Raises:
-        ValueError: If the model has no such layers, or others besides, or a part is asked of a net without gates.
+        ValueError: If the net has no such layers, has others too, or has no gates although a part is requested.
     """
     if own_maps(model, part):
         return look_into(model, OWN_MAPS, images, layer_maps)
@@ -214,18 +210,18 @@ def look_at_windows(
 
 
 def class_attention(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
-    """Where the class token looks, in every layer that it is in, in eval mode.
+    """Attention of the class token in every layer that has it, in eval mode.
 
     Args:
         model: Transformer with a class token that :func:`attention_maps` can read.
-        images: Images as the net takes them, shape (B, C, height, width).
+        images: Preprocessed images, shape (B, C, height, width).
 
     Returns:
-        Its attention to patches, scaled to sum to 1, so without what it gives to itself and other prefix tokens: one
-        tensor per layer, in the order they run, shape (B, heads, H, W). Of CaiT the last layers only.
+        Attention to patches, without prefix tokens, scaled to sum to 1: one tensor per layer, in forward order, shape
+        (B, heads, H, W). CaiT has a class token in its last layers only.
 
     Raises:
-        ValueError: If the model has no class token, or its attention can't be read.
+        ValueError: If the model has no class token, or its attention cannot be read.
     """
     if not has_class_token(model):
         raise ValueError(f'model={type(model).__name__}: has no class token')
@@ -234,15 +230,15 @@ def class_attention(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor
 
 
 def footprint_weights(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
-    """Weights of every vector attention, in eval mode: what stands for attention maps in a SAN.
+    """Weights of every vector attention layer (SAN), in eval mode.
 
     Args:
         model: Net with :class:`SanAttention2d` layers.
-        images: Images as the net takes them, shape (B, C, height, width).
+        images: Preprocessed images, shape (B, C, height, width).
 
     Returns:
-        One tensor per bottleneck, in the order they run, shape (B, maps, H, W, K, K): query pixel, then its footprint.
-        Pairwise weights sum to 1 over the footprint; patchwise ones have any sign and sum.
+        One tensor per bottleneck, in forward order, shape (B, maps, H, W, K, K): query pixel, then its footprint.
+        Pairwise weights sum to 1 over the footprint; patchwise weights have any sign and sum.
 
     Raises:
         ValueError: If the model has no such layers.

@@ -1,17 +1,17 @@
-"""The attention explorer: one page, with no server and no network, of where every query of a net looks.
+"""The attention explorer: a page without server or network that shows the attention maps of any query.
 
-The page draws any query's maps of all heads from what this module packs into it:
+This module packs the maps into the page:
 
-- Attention by position only scores by offset. The score of offset ``(d1, d2)`` is ``rows[d1] + cols[d2] +
-  cross d1 d2`` (the last only for a full precision), so a head takes two tables and one number, in float64.
-- Attention that looks at content takes a byte for every query and key: the root of the probability in parts of the
-  map's largest, times ``LEVELS``. Where a net has terms of both kinds there may be three maps: of all terms, of the
-  terms in offsets, and of the terms that look at keys. The page unpacks a picture when it shows it.
+- Attention by position only has a score for each offset ``(d1, d2)``: ``rows[d1] + cols[d2] + cross d1 d2`` (the last
+  term only for full precision matrices). A head takes two tables and one number, in float64.
+- Attention by content takes a byte for every query and key: the square root of the probability divided by the largest
+  of its map, times ``LEVELS``. Nets with content and position terms may have three views: all terms, terms that depend
+  on offsets, and terms that depend on keys. The page unpacks a picture when it is shown.
 
-Each layer has a grid of its own; the class token's attention is layers too, of a single query. A layer also says which
-offset each head attends to most at every query, and how much: what is left of it in a convolution.
+Each layer has its own grid. The attention of the class token is packed as layers with a single query. Each layer also
+has the most attended offset of each head, and the attention to it.
 
-Where the history of the net's training is at hand, the page has each head's mean and covariance after each epoch.
+If the history of the training is available, the page has the mean and covariance of each head after each epoch.
 """
 import base64
 import copy
@@ -44,7 +44,7 @@ __all__ = ['explorer_page']
 PAGE = Path(__file__).with_name('page')
 LEVELS = 127
 MAX_ENTRIES = 2 ** 27
-LARGEST = 32 ** 2  # pixels of a grid on which attention by position is searched for shifts
+LARGEST = 32 ** 2  # pixels of the largest grid that is searched for shifts
 VIEWS = ('all', 'position', 'content')
 
 
@@ -61,7 +61,7 @@ def read_part(name: str) -> str:
 def fill_page(name: str, **slots: str) -> str:
     page = re.sub(
         r'\{\{([\w.-]+)\}\}', lambda slot: read_part(slot[1]) if '.' in slot[1] else slots[slot[1]], read_part(name))
-    return page.encode(errors='replace').decode()  # a file's name may have bytes that are no text
+    return page.encode(errors='replace').decode()  # file names may have undecodable bytes
 
 
 def pack(x: torch.Tensor) -> str:
@@ -80,9 +80,9 @@ def term_maps(
         key: Optional[torch.Tensor],
         views: Sequence[str],
 ) -> torch.Tensor:
-    """A layer's maps of all its terms, of its terms in offsets ('position'), of its terms in keys ('content').
+    """A layer's maps for several views: all terms, terms in offsets ('position'), terms in keys ('content').
 
-    From x, shape (B, H, W, dim), come maps of shape (views, B, heads, H W, H W).
+    For x of shape (B, H, W, dim) the maps have shape (views, B, heads, H W, H W).
     """
     parts = layer.score_parts(x, key)
     scores, bias = dense_scores(*parts), dense_scores(None, None, *parts[2:])
@@ -91,10 +91,7 @@ def term_maps(
 
 
 def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
-    """A layer of maps, shape (views, B, heads, queries, H, W), as bytes, a text for each picture.
-
-    Queries are on the grid of the keys, unless ``more`` says otherwise.
-    """
+    """Pack maps of a layer, shape (views, B, heads, queries, H, W), as bytes, a text for each picture."""
     if not maps.isfinite().all():
         raise ValueError('model: its attention maps are not finite (NaN)')
     shape, peaks = maps.shape[-2:], maps.amax((-2, -1), keepdim=True)
@@ -130,10 +127,10 @@ def describe_attention(
         part: str = 'both',
         views: Sequence[str] = ('all',),
 ) -> Dict[str, Any]:
-    """Packed attention of each layer of a net, for a batch of images, or for the first where all have the same.
+    """Packed attention of each layer, for a batch of images, or for the first if all have the same.
 
     Raises:
-        ValueError: If its attention cannot be read, is not finite, or does not fit in a page.
+        ValueError: If the attention cannot be read, is not finite, or does not fit in a page.
     """
     layers = attention_layers(model)
     own = part == 'both' and all(isinstance(m, SelfAttention2d) for m in layers)
@@ -191,7 +188,7 @@ def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]
 
 
 def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
-    """The three most probable classes of each picture, and its true one, each with its probability; none for NaN."""
+    """The three most probable classes of each picture, and the true one, with probabilities; NaN is left out."""
     subset = None if label_names(model) else infer_imagenet_subset(model)
     info = ImageNetInfo(subset) if subset and type(model).__module__.startswith('timm.') else None
     described = []
@@ -203,7 +200,7 @@ def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence
 
 
 def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
-    """Centres and covariances of a net's heads after each epoch, from its history; None if they follow the image."""
+    """Centres and covariances of the heads after each epoch; None if the history has none."""
     history = read_history(run)
     rows = history['rows']
     if any(row['heads'] is None for row in rows):
@@ -260,22 +257,22 @@ def explorer_page(
     """The explorer of nets and pictures, as a single page that works offline.
 
     Args:
-        models: Nets to show side by side, by name, with timm configurations: all that :func:`attention_maps` or
-            :func:`footprint_weights` can read.
+        models: Nets to show side by side, by name, with timm configurations; :func:`attention_maps` or
+            :func:`footprint_weights` must be able to read them.
         images: Pictures of any size, by name, preprocessed as each net's configuration says.
         labels: True class of each picture, if known.
-        captions: A line on each net, such as where its weights are from.
-        runs: Folder of each net's run, or a net whose history may ship, for a film of its training; None for none.
-        part: Part of ConViT's gated attention to show, see :func:`attention_maps`.
-        views: Maps that nets with content and position terms get: of 'all' terms, of 'position' terms and of 'content'
-            terms. Each view and each picture adds to the page, 2 to 3 MB for a full-size net.
+        captions: A line on each net, such as the source of its weights.
+        runs: For each net a folder of a run, or a net with a history that ships, to play the training; None for none.
+        part: Part of ConViT's gated attention, see :func:`attention_maps`.
+        views: Maps of 'all' terms, of 'position' terms, of 'content' terms. For a full-size net with content each view
+            of each picture adds 2 to 3 MB.
 
     Returns:
         HTML.
 
     Raises:
-        ValueError: If there are no nets or no pictures, not one label per picture or caption or run per net, a net
-            has no attention that can be read, or a history is another net's.
+        ValueError: If nets or pictures are missing, labels, captions or runs have another number, a net cannot be read,
+            or a history belongs to another net.
     """
     if not models or not images:
         raise ValueError('models and images: needs one of each at least')

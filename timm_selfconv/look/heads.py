@@ -1,4 +1,4 @@
-"""Reports on what the heads of a net do, and how convolutional its layers are."""
+"""Statistics of heads, and how convolutional each layer is."""
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, List, Optional, Sequence, Tuple
@@ -24,20 +24,20 @@ class HeadReport:
     """Statistics of one head, in pixels of the layer's grid, means over interior queries, windows and images.
 
     Attributes:
-        head: Its number, from 0.
-        center: Mean offset of its attention from the query, (row, column).
-        spread: Standard deviation of its attention.
-        distance: Mean distance of its attention from the query.
+        head: Number, from 0.
+        center: Mean offset of the attention from the query, (row, column).
+        spread: Standard deviation of the attention.
+        distance: Mean distance of the attention from the query.
         entropy: In nats.
         largest: Largest probability.
-        consistency: Share of its pattern that stays as the query moves, over all queries. None if attention is by
-            position only, where it is 1.
-        constancy: Share of its attention that two images have in common. None by position only, or for a single image.
-        symmetry: Share of its pattern that is its mirror image, left for right and up for down, over all queries.
-        nearest_tap: The kernel's tap that it gives most to, (row, column).
-        on_tap: Its attention to that tap.
-        acts_as_tap: Whether it gives that tap more than half at every interior query of every image.
-        gate: Its attention to position, the rest to content, in ConViT; None for other attention.
+        consistency: Share of the pattern that stays as the query moves, over all queries. None for attention by
+            position only, which has 1.
+        constancy: Share of the attention that two images have in common. None by position only, or for one image.
+        symmetry: Share of the pattern that equals its mirror image, left-right and up-down, over all queries.
+        nearest_tap: Tap of the kernel with the most attention, (row, column).
+        on_tap: Attention to that tap.
+        acts_as_tap: True if that tap gets more than half at every interior query of every image.
+        gate: Attention to position in ConViT, the rest goes to content; None for other attention.
     """
     head: int
     center: Tuple[float, float]
@@ -59,15 +59,15 @@ class LayerReport:
     """Distance of a layer from convolutions, and its heads.
 
     Attributes:
-        layer: Its number, from 0, in the order they run.
-        grid: Rows and columns of its grid, or of a window where it attends in windows.
+        layer: Number, from 0, in forward order.
+        grid: Rows and columns of the grid, or of a window.
         windows: Number of windows, 1 for the whole grid.
-        residual: Its distance from expressing every convolution, see :class:`timm_selfconv.theory.ConvResidual`.
+        residual: Distance from expressing every convolution, see :class:`timm_selfconv.theory.ConvResidual`.
         shared_residual: The same with one set of coefficients for all queries and images.
-        overlap: Share of their attention that two of its heads have in common; None for a single head.
+        overlap: Share of attention that two heads have in common; None for a single head.
         taps: Taps that heads act as, each once.
-        heads: Its heads.
-        kernel: The convolution that it learned: heads with a fixed offset, near or far.
+        heads: Reports of the heads.
+        kernel: The convolution that the layer learned: heads with a fixed offset, near or far.
     """
     layer: int
     grid: Tuple[int, int]
@@ -87,11 +87,11 @@ def report_layer(
         by_position: bool = False,
         gates: Optional[Sequence[float]] = None,
 ) -> LayerReport:
-    """Report on a layer from its attention maps, by position only or not: shape (B, windows, heads, H, W, H, W)."""
+    """Report on a layer from its attention maps, shape (B, windows, heads, H, W, H, W)."""
     def mean(values: torch.Tensor) -> List[float]:
         return theory.interior(values, kernel_size).mean((0, 1, -2, -1)).tolist()
 
-    theory.interior(maps[0, 0, 0, ..., 0, 0], kernel_size)  # refuses a kernel that does not fit, before it has taps
+    theory.interior(maps[0, 0, 0, ..., 0, 0], kernel_size)  # raises if the kernel does not fit
     offsets: List[Tap] = [(i, j) for i, j in theory.tap_offsets(kernel_size).tolist()]
     acting = theory.acting_taps(maps, kernel_size).any(-1).tolist()
     on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size).mean((0, 1, -2, -1))
@@ -114,10 +114,10 @@ def report_layer(
 
 
 def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int, part: str = 'both') -> List[LayerReport]:
-    """:func:`report_heads` for images as the net takes them, shape (B, C, height, width)."""
+    """Like :func:`report_heads`, for preprocessed images, shape (B, C, height, width)."""
     by_position = part == 'position' or not looks_at_content(model)
     gates = iter([gate for gate in position_gates(model) if part == 'both' or gate is not None])
-    numbers = count()  # a layer that runs again and again has several maps, but no gates
+    numbers = count()  # shared layers have several maps, but no gates
     with tqdm(total=len(attention_layers(model)), desc='heads', unit='layer', leave=False, disable=None) as bar:
         def look(maps: torch.Tensor) -> LayerReport:
             bar.update()
@@ -134,23 +134,22 @@ def report_heads(
     """Report on all heads of a net.
 
     Args:
-        model: Net with a timm configuration, whose attention :func:`attention_maps` can read.
-        images: Pictures to look at, preprocessed as the configuration says; a net that attends by position only needs
-            none.
+        model: Net with a timm configuration that :func:`attention_maps` can read.
+        images: Pictures, preprocessed as the configuration says; not needed for attention by position only.
         kernel_size: Side of the convolutions to compare with.
-        part: What to see of ConViT's gated attention, see :func:`attention_maps`; 'position' needs no pictures.
+        part: Part of ConViT's gated attention, see :func:`attention_maps`; 'position' needs no pictures.
 
     Returns:
-        One report per layer, in the order they run.
+        One report per layer, in forward order.
 
     Raises:
-        ValueError: If its attention can't be read, there are no pictures for a net that looks at content, or the
+        ValueError: If the attention cannot be read, pictures are missing for a net that looks at content, or the
             kernel does not fit in the grid.
     """
     if images:
         batch = preprocess(model, images)
     elif part != 'position' and looks_at_content(model):
-        raise ValueError('images: this net looks at content, so what its heads do depends on the pictures; name some')
+        raise ValueError('images: this net looks at content, so its attention depends on the pictures; name some')
     else:
         batch = torch.zeros(1, *get_model_input_config(model)['input_size'])
     return report_maps(model, batch, kernel_size, part)
@@ -161,7 +160,7 @@ def tap_text(tap: Tap) -> str:
 
 
 def number_text(value: Any) -> str:
-    """A number or two, nothing for None."""
+    """One or two numbers as text; empty for None."""
     return '' if value is None else ', '.join(f'{x:.2f}' for x in (value if isinstance(value, tuple) else (value,)))
 
 

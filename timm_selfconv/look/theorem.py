@@ -1,4 +1,4 @@
-"""The theorem, live: one page on which a convolution and the attention heads that are it work side by side.
+"""The theorem, live: a page with a convolution and the attention heads that compute the same.
 
 The page computes both, in float64, as :func:`timm_selfconv.theory.conv_to_attention` does. This module gives it a
 photograph.
@@ -14,7 +14,7 @@ from .explorer import PAGE, fill_page, image_uri
 
 __all__ = ['theorem_page']
 
-SIDE = 96  # at which a 5 x 5 kernel's heads follow a finger
+SIDE = 96  # small enough to follow a finger with 25 heads
 CREDIT = 'The photograph of Chelsea is by Stéfan van der Walt (CC0).'
 EDGES = ImageFilter.Kernel((3, 3), [-1, -1, -1, -1, 8, -1, -1, -1, -1], 4, 128)  # for readers without JavaScript
 

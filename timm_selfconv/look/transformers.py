@@ -1,4 +1,4 @@
-"""Attention of transformers: which layers can be read, and where their tokens lie on the grid."""
+"""Support for timm's transformers: attention layers, and the places of their tokens on the grid."""
 import copy
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
@@ -25,27 +25,27 @@ __all__ = [
 
 T = TypeVar('T')
 CHANNELS_FIRST = (visformer.Attention, fastvit.Attention, maxxvit.Attention2d)
-# all of these give `attn_drop` their probabilities, shape (B, heads, N, N), unless `fused_attn` is on
+# these pass probabilities of shape (B, heads, N, N) to `attn_drop` unless `fused_attn` is on
 TRANSFORMER_ATTENTION: Any = (
     TokenAttention, Attention, AttentionRope, EvaAttention, RelPosAttention, beit.Attention, MHSA, GPSA, GatedAttention,
     ParallelScalingBlock, TalkingHeadAttn, *CHANNELS_FIRST, maxxvit.AttentionCl, vision_transformer_sam.Attention,
     swin_transformer.WindowAttention, swin_transformer_v2.WindowAttention,
     swin_transformer_v2_cr.WindowMultiHeadAttention, gcvit.WindowAttentionGlobal)
-# those that part a grid into windows, and attend in each
+# blocks that split the grid into windows
 WINDOW_BLOCKS = (
     swin_transformer.SwinTransformerBlock, swin_transformer_v2.SwinTransformerV2Block,
     swin_transformer_v2_cr.SwinTransformerV2CrBlock, gcvit.GlobalContextVitBlock, vision_transformer_sam.Block,
     maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d)
-# a gated sum of content and position
+# gated sums of content and position
 GATED_ATTENTION = (GPSA, GatedAttention)
-# the class token's only
+# class token only
 CLASS_ATTENTION = (ClassAttn,)
 
 
 def private_copy(model: nn.Module) -> nn.Module:
-    """A net that shares a net's parameters and buffers and is in eval mode.
+    """Copy a net in eval mode that shares parameters and buffers with the original.
 
-    Modes, flags and hooks of its modules are its own: set there, other threads that run the net don't see them.
+    Modes, flags and hooks are separate, so threads that run the original do not see changes to the copy.
     """
     hooks = (hook for m in model.modules() for d in (m._forward_hooks, m._forward_pre_hooks) for hook in d.values())
     memo = {id(shared): shared for shared in (*model.parameters(), *model.buffers(), *hooks)}
@@ -56,7 +56,7 @@ def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, int]:
     """Rows and columns of a transformer's patches.
 
     Raises:
-        ValueError: If it does not say so.
+        ValueError: If the net does not define them.
     """
     if isinstance(model, ResVit):
         return model.grid_size
@@ -74,13 +74,14 @@ def scaled(probs: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class LayerProbs:
-    """Attention probabilities of a layer, and where its tokens lie.
+    """Attention probabilities of a layer, and the places of its tokens.
 
     Attributes:
-        probs: Of all tokens, query before key, shape (B, heads, N, N), or (B windows, heads, N, N), or of the class
-            token only, shape (B, heads, 1, N).
-        grid: Rows H and columns W that the patches lie on; they come last, row by row.
-        places: Where a window's tokens lie, row * W + column, -1 for padding, shape (windows, N); None for no windows.
+        probs: All tokens, query before key, shape (B, heads, N, N), or (B windows, heads, N, N), or the class token
+            only, shape (B, heads, 1, N).
+        grid: Rows H and columns W of the patches; patches come last, row by row.
+        places: Place of each token of a window, row * W + column, -1 for padding, shape (windows, N); None without
+            windows.
         window: Rows and columns of a window.
     """
     probs: torch.Tensor
@@ -102,10 +103,10 @@ class LayerProbs:
         return probs.unflatten(-1, self.grid).unflatten(-3, self.grid)
 
     def window_maps(self) -> torch.Tensor:
-        """Maps of windows that are on the grid as they are, shape (B, windows, heads, h, w, h, w).
+        """Maps of complete windows, shape (B, windows, heads, h, w, h, w).
 
-        Padded windows and those that a cyclic shift put together of both ends of the grid are left out. If there are no
-        others (MaxViT's grids), or no windows, these are the maps on the whole grid, as if of one window.
+        Windows with padding, or joined from both ends of the grid by a cyclic shift, are left out. Without complete
+        windows (MaxViT's grids), or without windows, the whole grid counts as one window.
         """
         if self.places is not None:
             rows, cols = (torch.arange(n, device=self.places.device) for n in self.window)
@@ -116,9 +117,9 @@ class LayerProbs:
         return self.maps()[:, None]
 
     def class_maps(self) -> Optional[torch.Tensor]:
-        """Attention of the class token, the first of all, to patches, scaled to sum to 1: shape (B, heads, H, W).
+        """Attention of the class token (the first) to patches, scaled to sum to 1, shape (B, heads, H, W).
 
-        None if no tokens come before the patches.
+        None without tokens before the patches.
         """
         size = self.grid[0] * self.grid[1]
         if self.places is not None or self.probs.shape[-1] == size:
@@ -127,21 +128,21 @@ class LayerProbs:
 
 
 class StandIn(nn.Module):
-    """Keeps what would enter an attention layer, and hands it on."""
+    """Stores its input and returns it."""
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.seen = x
         return x
 
 
 def window_places(block: Any, x: torch.Tensor, *args: Any) -> Tuple[Tuple[int, int], torch.Tensor, Tuple[int, int]]:
-    """Grid, places and window of :class:`LayerProbs`: the block parts a grid of coordinates as it parts x."""
+    """Grid, places and window of :class:`LayerProbs`, found by passing coordinates through the block."""
     first = isinstance(block.attn, CHANNELS_FIRST)
     height, width = grid = (x.shape[-2], x.shape[-1]) if first else (x.shape[1], x.shape[2])
     coordinates = x.new_zeros(1, height, width, x.shape[1] if first else x.shape[3])
-    coordinates[..., 0] = torch.arange(1, height + 1, device=x.device)[:, None]  # 0 is left for padding
+    coordinates[..., 0] = torch.arange(1, height + 1, device=x.device)[:, None]  # 0 means padding
     coordinates[..., 1] = torch.arange(1, width + 1, device=x.device)
     probe = private_copy(block)
-    probe._forward_pre_hooks.clear()  # it may be called from one
+    probe._forward_pre_hooks.clear()  # this function runs inside one
     probe.norm1, probe.attn = nn.Identity(), StandIn()
     probe(coordinates.movedim(-1, 1) if first else coordinates, *args)
     seen = probe.attn.seen.movedim(1, -1) if first else probe.attn.seen
@@ -151,13 +152,13 @@ def window_places(block: Any, x: torch.Tensor, *args: Any) -> Tuple[Tuple[int, i
 
 
 def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Callable[[LayerProbs], T]) -> List[T]:
-    """Apply a function to the probabilities of attention layers, in the order they run; the net, a copy, gets hooks.
+    """Apply a function to the probabilities of attention layers, in forward order. Adds hooks to the net.
 
     Raises:
-        ValueError: If the net does not say where its tokens lie.
+        ValueError: If the places of the tokens are unknown.
     """
     seen: List[T] = []
-    context: Dict[Any, Any] = {}  # of a layer: its grid, in windows also places and window
+    context: Dict[Any, Any] = {}  # by layer: grid, and for windows places and window size
 
     def enter_block(block: Any, args: Any) -> None:
         context[block.attn] = window_places(block, *args)
@@ -169,7 +170,7 @@ def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Ca
 
     def leave(layer: Any, probs: torch.Tensor) -> None:
         (height, width), *windows = context.pop(layer, None) or (patch_grid(net, images),)
-        if probs.dim() == 3:  # SAM's, of all heads one after the other
+        if probs.dim() == 3:  # SAM has batch and heads in one dimension
             probs = probs.unflatten(0, (-1, layer.num_heads))
         patches = height * width
         if not windows and probs.shape[-1] not in (patches, patches + getattr(net, 'num_prefix_tokens', 1)):
@@ -183,7 +184,7 @@ def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Ca
     for layer in layers:
         layer.fused_attn = False
         layer.register_forward_pre_hook(enter)
-        if isinstance(layer, TalkingHeadAttn):  # probabilities before heads are mixed: what follows is signed
+        if isinstance(layer, TalkingHeadAttn):  # probabilities; after mixing, values are signed
             layer.proj_w.register_forward_pre_hook(lambda _, args, layer=layer: leave(layer, args[0].movedim(-1, 1)))
         else:
             layer.attn_drop.register_forward_pre_hook(lambda _, args, layer=layer: leave(layer, args[0]))

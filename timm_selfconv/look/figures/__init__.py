@@ -1,6 +1,6 @@
-"""The papers' figures: one public function a figure, each returns a matplotlib Figure.
+"""The papers' figures. Each is a function that returns a matplotlib Figure.
 
-Plotting is thin here: what is drawn comes from pure functions that stand above each figure's in the same file.
+Pure functions compute the values to plot; each file has them above its figures.
 """
 try:
     import matplotlib

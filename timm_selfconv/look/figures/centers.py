@@ -1,8 +1,7 @@
-"""Heads' centres and extents around a query (paper, Fig. 3, 4, 12, 14; report, Fig. 2).
+"""Centres and extents of heads around a query (paper, Fig. 3, 4, 12, 14; report, Fig. 2).
 
-Heads with the quadratic encoding are drawn as the Gaussians that they are on an unbounded plane; near a border softmax
-gives the pixels that are left what the others would get. Of other heads the map itself is drawn: the region of its
-highest density, the fewest pixels that hold half of the attention.
+Heads with a quadratic encoding are drawn as Gaussians on an unbounded plane; near a border the remaining pixels share
+the attention. For other heads the map itself is drawn, as the fewest pixels that hold half of the attention.
 """
 import argparse
 import copy
@@ -31,14 +30,14 @@ GAUSSIAN = (
     'numbered dot: centre of a head, hollow if beyond the edge; solid: 50 % of its Gaussian, dotted: 90 %; hollow grey '
     'dot: a head that attends to all pixels nearly alike')
 KEY = 'cross: the query; grey: the grid around it'
-CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of the attention, style of its line
-EVERYWHERE = 0.4  # share of the pixels that hold half of a head's attention: 0.5 if it attends to all alike
-NEAR = 0.7  # pixels between dots with their labels in one row
-MARGIN = 1.25  # pixels around the grid that show centres outside
+CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of attention, line style
+EVERYWHERE = 0.4  # share of pixels that hold half of the attention; 0.5 for uniform attention
+NEAR = 0.7  # pixels; labels of dots closer than this share a row
+MARGIN = 1.25  # pixels around the grid, for centres outside
 
 
 def mass_radius(mass: float) -> float:
-    """Radius, in standard deviations, of the disc that holds a share of a 2-D Gaussian: 1 - exp(-r^2 / 2) = mass.
+    """Radius, in standard deviations, of the disc with a share of a 2-D Gaussian: 1 - exp(-r^2 / 2) = mass.
 
     Raises:
         ValueError: If the share is not between 0 and 1.
@@ -49,14 +48,15 @@ def mass_radius(mass: float) -> float:
 
 
 def mass_ellipse(covariance: torch.Tensor, mass: float) -> Tuple[float, float, float]:
-    """The ellipse around a 2-D Gaussian's centre that holds a share of it and is the same density all along.
+    """Ellipse of constant density around the centre of a 2-D Gaussian that holds a share of it.
 
     Args:
         covariance: In pixels^2, rows before columns, shape (2, 2).
         mass: The share.
 
     Returns:
-        Long and short half-axis in pixels, and the long one's angle in radians from the column axis to the row axis.
+        Long and short half-axis in pixels, and the angle of the long one in radians, from the column axis to the row
+        axis.
     """
     variances, axes = torch.linalg.eigh(covariance.cpu().double())
     short, long = (mass_radius(mass) * variances.clamp(min=0.).sqrt()).tolist()
@@ -64,14 +64,14 @@ def mass_ellipse(covariance: torch.Tensor, mass: float) -> Tuple[float, float, f
 
 
 def density_level(attention: torch.Tensor, mass: float) -> float:
-    """The level from which on a map has its highest-density region: the fewest pixels that hold a share of it.
+    """Smallest value in the highest-density region of a map: the fewest pixels that hold a share of it.
 
     Args:
-        attention: One query's map, shape (H, W).
-        mass: The share, between 0 and 1; pixels that tie with the last one needed are in the region too.
+        attention: Map of one query, shape (H, W).
+        mass: The share, between 0 and 1. Pixels that tie with the last one are in the region too.
 
     Returns:
-        The smallest value of the region, which the map compares with exactly, whatever its dtype.
+        The value, which compares exactly with the map in any dtype.
     """
     values = attention.cpu().double().flatten().sort(descending=True).values
     return float(values[(values.cumsum(0) < mass * values.sum()).sum()])
@@ -93,18 +93,18 @@ def label_places(points: Sequence[Tuple[float, float]]) -> List[int]:
 
 
 def early(epochs: Sequence[float], columns: int) -> List[float]:
-    """At most so many of some epochs, ever farther apart, as heads move most at first; the last one is among them."""
+    """At most ``columns`` of the epochs, dense at the start, where heads move most; the last one is included."""
     last, steps = len(epochs) - 1, columns - 2
     chosen = {last} if steps < 0 else {0, last, *(min(last, round(last ** (k / steps))) for k in range(steps))}
     return [epochs[i] for i in sorted(chosen)]
 
 
 def history_blobs(path: Path, columns: int) -> Tuple[str, Dict[float, List[Blobs]], Grid]:
-    """Name of the net of a history, its Gaussians by epochs trained, and the grid that they are on."""
+    """Name of the net of a history, Gaussians by epochs trained, and their grid."""
     history = read_history(path)
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
     if not rows or not history['grid']:
-        raise ValueError(f'{path}: does not say where heads look; those of {history["model"]} follow the image')
+        raise ValueError(f'{path}: has no positions of heads: the attention of {history["model"]} depends on the image')
     blobs = {}
     for epochs in early(sorted(rows), columns):
         layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
@@ -117,19 +117,19 @@ def training_blobs(
         run: Union[str, Path],
         columns: int = 6,
 ) -> Tuple[Dict[float, List[Blobs]], Optional[Grid]]:
-    """The Gaussians of a net while it was trained, from the history of a run or its checkpoints.
+    """Gaussians of the heads during a training, from its history or its checkpoints.
 
     Args:
-        model: The net as it was trained, for checkpoints; it stays as it is.
-        run: Folder of a run of this package's trainer or of timm's train script, or a net whose history ships.
-        columns: How many epochs at most, the first and the last one among them, the others early.
+        model: The trained net; it is not changed.
+        run: Folder of a run of this package's trainer or of timm's train script, or name of a net with a history.
+        columns: Largest number of epochs: the first, the last, and early ones.
 
     Returns:
-        A Gaussian per head for each layer by epochs trained, in order; the grid, if a history says it.
+        For each number of epochs trained, in order, the Gaussians of each layer; the grid, if a history has it.
 
     Raises:
-        ValueError: If there is neither a history nor checkpoints, they are another net's, or say nothing of where heads
-            look.
+        ValueError: If a history and checkpoints are missing, they belong to another net, or have no positions of
+            heads.
     """
     history = find_history(run)
     if history is not None:
@@ -137,18 +137,18 @@ def training_blobs(
         own = getattr(model, 'pretrained_cfg', {}).get('architecture', name)
         heads = [len(x.centers) for x in position_blobs(model, grid) or ()]
         if own != name or any([len(x.centers) for x in layers] != heads for layers in blobs.values()):
-            raise ValueError(f'{history}: is of another net, {name}, than {own} as given')
+            raise ValueError(f'{history}: is of another net, {name}, than {own}')
         return blobs, grid
     if encoding_blobs(model) is None:
         raise ValueError(
-            f'model={type(model).__name__}: its centres are no parameters, so checkpoints do not show its training')
+            f'model={type(model).__name__}: its centres are not parameters, so checkpoints do not show its training')
     checkpoints: Dict[float, Any] = {}
-    with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments
+    with torch.serialization.safe_globals([argparse.Namespace]):  # train.py saves its arguments
         for path in Path(run).glob('checkpoint-*.pth.tar'):
             try:
                 checkpoint = torch.load(path, map_location='cpu', weights_only=True)
                 checkpoints[int(checkpoint['epoch'])] = clean_state_dict(checkpoint['state_dict'])
-            except Exception as e:  # a broken pickle raises anything
+            except Exception as e:  # a broken pickle may raise any error
                 raise ValueError(f'run={str(run)!r}: {path.name} is no checkpoint of train.py ({e!r})') from e
     if not checkpoints:
         raise ValueError(f'run={str(run)!r}: needs a net whose history ships, or a folder with {HISTORY} or '
@@ -159,7 +159,7 @@ def training_blobs(
         try:
             model.load_state_dict(checkpoints[epoch])
         except (RuntimeError, TypeError, AttributeError) as e:
-            raise ValueError(f'run={str(run)!r}: is of another net than {type(model).__name__} as given ({e})') from e
+            raise ValueError(f'run={str(run)!r}: is of another net than {type(model).__name__} ({e})') from e
         layers = encoding_blobs(model)
         assert layers is not None
         blobs[epoch + 1] = layers
@@ -167,7 +167,7 @@ def training_blobs(
 
 
 def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Rectangle:
-    """The query as a cross, the border of the grid around it, and a margin in pixels around that."""
+    """The query as a cross, the border of the grid, and a margin in pixels."""
     border = Rectangle(
         (-query[1] - 0.5, -query[0] - 0.5), grid[1], grid[0], facecolor='0.965', edgecolor='0.6', linewidth=0.5,
         zorder=-2)
@@ -191,7 +191,7 @@ def list_everywhere(ax: Axes, heads: Sequence[int]) -> None:
 
 
 def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, grid: Grid, query: Grid, size: float = 5) -> None:
-    """One layer: contours, which end at the grid's border; numbered dots, hollow ones for centres beyond the axes."""
+    """One layer: contours clipped at the border; numbered dots, hollow for centres outside."""
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     points = [(min(max(col, left), right), min(max(row, top), bottom)) for row, col in blobs.centers.tolist()]
     wide = [head for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances))
@@ -218,8 +218,8 @@ def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, grid: Grid, query: Gri
 
 
 def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> None:
-    """One layer's maps of one query, shape (heads, H, W): a line around half of each, a dot in its largest pixel."""
-    fine = 16  # points to a pixel's side, for lines with round corners
+    """Maps of one query, shape (heads, H, W): a line around half of each, a dot at its largest pixel."""
+    fine = 16  # points per pixel, for lines with round corners
     rows, cols = ((torch.arange(fine * (n + 2)) + 0.5) / fine - q - 1.5 for n, q in zip(attention.shape[1:], query))
     wide = [head for head, image in enumerate(attention) if everywhere(image)]
     largest = [divmod(int(image.argmax()), image.shape[1]) for image in attention]
@@ -232,14 +232,14 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> N
         region = region.repeat_interleave(fine, 0).repeat_interleave(fine, 1)[None]
         for _ in range(2):
             region = torch.nn.functional.avg_pool2d(region, fine // 2 - 1, 1, fine // 4 - 1)
-        inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels lie side by side
+        inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels do not overlap
         ax.contour(cols.numpy(), rows.numpy(), region[0].numpy(), [inset], colors=[color], linewidths=0.8)
         draw_head(ax, col - query[1], row - query[0], head, 5, places[head], markersize=2.5)
     list_everywhere(ax, wide)
 
 
 def layer_panels(layers: int, title: str, small: str, net: str, share: bool = True) -> Tuple[Figure, List[Axes]]:
-    """A figure with a panel for every layer, three side by side, which share their axes where all have one grid."""
+    """A figure with a panel for each layer, three in a row; panels with one grid share axes."""
     columns = min(3, layers)
     rows = math.ceil(layers / columns)
     figure = titled_figure(rows * TEXT_WIDTH / 3 * 0.97 + 0.2, title, small, net)
@@ -258,12 +258,9 @@ def figure_centers(layers: Sequence[Blobs], grid: Union[Grid, Sequence[Grid]], n
     """Centres and extents of all heads, relative to the query (paper, Fig. 4, 12, 14).
 
     Args:
-        layers: One entry per layer, from :func:`encoding_blobs`.
+        layers: Gaussians of each layer, from :func:`encoding_blobs`.
         grid: Rows and columns of the layers, or of each; the query is in the middle.
-        net: Which net it is, for the title.
-
-    Returns:
-        Panels, rows downwards, a layer each, of equal scale in pixels where all have one grid.
+        net: Name of the net, for the title.
     """
     grids: Sequence[Any] = grid if isinstance(grid[0], tuple) else [grid] * len(layers)
     figure, axes = layer_panels(
@@ -281,13 +278,13 @@ def figure_regions(
         small: str = '',
         net: str = '',
 ) -> Figure:
-    """The same for heads that are no Gaussians: the highest-density region of each one's map.
+    """Like :func:`figure_centers` for any heads: the highest-density region of each map.
 
     Args:
         maps: Attention maps of each layer, shape (heads, H, W, H, W).
         query: Row and column of the query; the middle by default.
-        small: More of the small print, such as what the maps are a mean over.
-        net: Which net it is, for the title.
+        small: More small print.
+        net: Name of the net, for the title.
 
     Raises:
         ValueError: If the query is not on the grid.
@@ -311,7 +308,7 @@ def figure_training(history: Dict[float, List[Blobs]], grid: Grid, net: str = ''
     Args:
         history: From :func:`training_blobs`.
         grid: Rows and columns of the layers.
-        net: Which net it is, for the title.
+        net: Name of the net, for the title.
     """
     layers = len(next(iter(history.values())))
     side = min(TEXT_WIDTH / len(history), TEXT_WIDTH / 4)

@@ -23,12 +23,12 @@ __all__ = ['REPORTED', 'draw_figures', 'mean_maps']
 BATCH_SIZE = 8
 WINDOW = 7  # pixels, the paper's zoom in Fig. 5
 KERNEL_SIZE = 3
-REPORTED = 8  # images that statistics are taken of: a residual's shared span grows with them
+REPORTED = 8  # images for statistics, as the shared residual depends on their number
 
 
 def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Tensor]]) -> List[torch.Tensor]:
     total: List[torch.Tensor] = []
-    size = max(1, BATCH_SIZE * 64 ** 2 // max(64 ** 2, images[0, 0].numel()))  # maps of large pictures take much memory
+    size = max(1, BATCH_SIZE * 64 ** 2 // max(64 ** 2, images[0, 0].numel()))  # large pictures have large maps
     for batch in tqdm(images.split(size), desc='attention', unit='batch', leave=False, disable=None):
         sums = [layer.sum(0) for layer in look(batch)]
         total = [a + b for a, b in zip(total, sums)] if total else sums
@@ -36,7 +36,7 @@ def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Te
 
 
 def mean_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:
-    """Attention maps of each layer, mean over images: shape (heads, H, W, H, W) each."""
+    """Attention maps of each layer, mean over images, shape (heads, H, W, H, W)."""
     return mean_over(images, lambda batch: attention_maps(model, batch, part))
 
 
@@ -54,27 +54,27 @@ def draw_figures(
         part: str = 'both',
         versus: Mapping[str, Sequence[LayerReport]] = {},
 ) -> Dict[str, Figure]:
-    """Draw what applies to a net.
+    """Draw all figures that apply to a net.
 
     Args:
         model: A net of the zoo with attention, or one of timm's vision transformers.
-        images: Images as the net takes them, shape (B, C, height, width), for means over them. A net that attends by
-            position only needs none.
-        names: Names of the first images, which get figures of their own.
-        query: Row and column of the query, in pixels of the first layer's grid; the middle by default.
+        images: Preprocessed images, shape (B, C, height, width), to average over. Not needed for attention by position
+            only.
+        names: Names of the first images, which get figures each.
+        query: Row and column of the query on the first layer's grid; the middle by default.
         net: Name, weights and accuracy of the net, for the titles.
-        run: A run, or a net whose history ships, see :func:`training_blobs`.
-        part: What to see of ConViT's gated attention, see :func:`attention_maps`.
+        run: A run, or a net with a history, see :func:`training_blobs`.
+        part: Part of ConViT's gated attention, see :func:`attention_maps`.
         versus: Reports on other nets' heads, see :func:`figure_heads`.
 
     Returns:
-        Figures by name: 'centers', 'attention', 'attention-7x7', 'average', 'statistics' and 'kernels'; for every named
-        image, 'attention-NAME', 'overlay-NAME' and 'average-NAME'; of a class token 'class' and 'class-NAME'; beside
-        other nets 'heads'; of a run 'training'; of vector attention only 'footprints'.
+        Figures by name: 'centers', 'attention', 'attention-7x7', 'average', 'statistics' and 'kernels'; for each named
+        image 'attention-NAME', 'overlay-NAME' and 'average-NAME'; with a class token 'class' and 'class-NAME'; with
+        ``versus`` 'heads'; with a run 'training'; for vector attention 'footprints' only.
 
     Raises:
-        ValueError: If the net has no attention that can be read, looks at content and there are no images, the query is
-            not on the grid, two images have one name, the run is of another net, or something does not apply to it.
+        ValueError: If the attention cannot be read, images are missing, the query is not on the grid, two images have
+            one name, the run belongs to another net, or an argument does not apply to the net.
     """
     if len({*names, f'{WINDOW}x{WINDOW}'}) <= len(names):
         raise ValueError(f'names={list(names)}: needs a name of its own for each image, none of them {WINDOW}x{WINDOW}')
@@ -94,7 +94,7 @@ def draw_figures(
             weights, layer_names(model, len(weights)), over_images(len(images)), net))
 
     history = None if run is None else training_blobs(model, run)
-    seen = images if content else images[:1]  # one map serves all images
+    seen = images if content else images[:1]  # all images have the same map
     maps = mean_maps(model, seen, part)
     grids = [(m.shape[-2], m.shape[-1]) for m in maps]
     note = over_images(len(seen))

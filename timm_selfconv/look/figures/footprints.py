@@ -11,7 +11,7 @@ from .style import head_style, styled, titled_figure
 
 __all__ = ['figure_footprints']
 
-COLORS = 'PuOr'  # as the explorer has it: two-sided, white in the middle, apart for the colour-blind
+COLORS = 'PuOr'  # diverging, safe for colour-blind readers; same as the explorer
 MOST_MAPS = 16
 
 
@@ -26,11 +26,11 @@ def figure_footprints(
 
     Args:
         weights: Weights of each bottleneck, mean over queries and images, shape (maps, K, K). The first 16 maps are
-            drawn. The scale's middle is 0, or 1 / K^2 for pairwise weights, which sum to 1 over the footprint.
-        names: Of the bottlenecks, from :func:`timm_selfconv.look.attention_maps.layer_names`. 'pass 1, block 0' is the
-            block that stands in 'pass 0, block 0' too: both get a bar of one colour.
-        small: More of the small print.
-        net: Which net it is, for the title.
+            drawn. White is 0, or 1 / K^2 for pairwise weights, which sum to 1 over the footprint.
+        names: Names of the bottlenecks, from :func:`timm_selfconv.look.attention_maps.layer_names`. A shared block has
+            a bar of the same colour in each pass.
+        small: More small print.
+        net: Name of the net, for the title.
     """
     names = names or [f'bottleneck {row}' for row in range(len(weights))]
     blocks = sorted({name.split(', ')[1] for name in names if ', ' in name})

@@ -21,17 +21,17 @@ __all__ = [
 
 SCALE = 'above each panel: its head, its largest value'
 Grid = Tuple[int, int]
-RED = '#b2182b'  # of maps over a picture, the more the less one sees through
-HEAD_LINE, LETTER = 0.12, 0.055  # inches, of the line above a panel and of a letter of its row's name
+RED = '#b2182b'  # of maps over a picture; more attention is more opaque
+HEAD_LINE, LETTER = 0.12, 0.055  # inches: line above a panel, and a letter of a row's name
 MOST_COLUMNS = 16  # more heads take several lines
-COVERED = 0.99  # share of the pixels whose differences an average's colours show
+COVERED = 0.99  # quantile of an average at the end of the colour scale
 
 
 def check_query(query: Optional[Tuple[int, int]], grid: Grid) -> Tuple[int, int]:
-    """A query on a grid, the middle one by default.
+    """A query on a grid, the middle by default.
 
     Raises:
-        ValueError: If it lies elsewhere.
+        ValueError: If it is not on the grid.
     """
     i, j = query or (grid[0] // 2, grid[1] // 2)
     if not (0 <= i < grid[0] and 0 <= j < grid[1]):
@@ -40,17 +40,16 @@ def check_query(query: Optional[Tuple[int, int]], grid: Grid) -> Tuple[int, int]
 
 
 def queries_of(maps: Sequence[torch.Tensor], query: Optional[Tuple[int, int]]) -> List[Grid]:
-    """The query on each layer's grid that lies where one does on the first layer's, by default in the middle."""
+    """The query at the same place on each layer's grid; by default in the middle."""
     height, width = maps[0].shape[-2:]
     i, j = check_query(query, (height, width))
     return [(i * m.shape[-2] // height, j * m.shape[-1] // width) for m in maps]
 
 
 def average_attention(maps: torch.Tensor) -> torch.Tensor:
-    """The report's average attention: what each key pixel receives, a mean over all queries.
+    """Average attention to each key pixel over all queries (report, equation 4, as its released code computes it).
 
-    Equation (4) as the report's released code computes it: the sum over queries divided by their number H W, so each
-    head's picture sums to 1, as one query's map does, and a head that looks everywhere alike is 1 / (H W) throughout.
+    Each head's result sums to 1; uniform attention gives 1 / (H W) everywhere.
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W), query before key.
@@ -74,10 +73,10 @@ def query_attention(
         window: Side of a square around the query to cut out, odd; the whole grid by default.
 
     Returns:
-        Shape (..., H, W) or (..., window, window), there NaN outside the grid.
+        Shape (..., H, W) or (..., window, window) with NaN outside the grid.
 
     Raises:
-        ValueError: If the query is not on the grid, or the window's side not odd.
+        ValueError: If the query is not on the grid, or the window's side is not odd.
     """
     height, width = maps.shape[-2:]
     i, j = check_query(query, (height, width))
@@ -92,7 +91,7 @@ def query_attention(
 
 
 def by_locality(maps: torch.Tensor, query: Optional[Tuple[int, int]] = None) -> List[int]:
-    """Heads in order of how far from a query they look on average, the most local one first.
+    """Heads in order of their mean distance from a query, nearest first.
 
     Args:
         maps: Attention maps of a layer, shape (heads, H, W, H, W).
@@ -110,7 +109,7 @@ def draw_image(
         mark: Optional[Grid],
         **kwargs: Any,
 ) -> None:
-    """An image in a thin frame between left, right, bottom and top, with one pixel of a grid framed (``mark``)."""
+    """An image with a thin frame, and a frame around one pixel of a grid (``mark``)."""
     left, right, bottom, top = extent
     ax.imshow(np.asarray(image), extent=extent, interpolation='nearest', **kwargs)
     ax.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor='0.55', linewidth=0.3))
@@ -121,7 +120,7 @@ def draw_image(
 
 
 def place_rows(rows: Sequence[torch.Tensor], names: Sequence[str]) -> Tuple[int, List[int], float, float]:
-    """Panels side by side, lines of each layer; inches of a panel and a gap, and of all rows with their colour bar."""
+    """Columns, lines of each layer, width of a panel and height of all rows in inches."""
     most = max(map(len, rows))
     columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))
     lines = [math.ceil(len(row) / columns) for row in rows]
@@ -141,10 +140,10 @@ def draw_rows(
         marks: Sequence[Grid] = (),
         under: Optional[torch.Tensor] = None,
 ) -> None:
-    """Images, shape (heads, h, w) per layer, on one scale of colours; a row per layer, of several lines for many heads.
+    """Images, shape (heads, h, w) per layer, on one colour scale; layers with many heads take several lines.
 
-    Of attention ``orders`` say in which order heads are drawn, each with its largest value above it; ``marks`` are
-    pixels to frame, one per layer, ``under`` a picture under each map, shape (height, width, 3).
+    For attention, ``orders`` has the order of the heads, each drawn with its largest value; ``marks`` has a pixel to
+    frame for each layer, ``under`` a picture below each map, shape (height, width, 3).
     """
     columns, lines, inches, _ = place_rows(rows, names)
     side, ratio, head_line = 0.95, rows[0].shape[-2] / rows[0].shape[-1], HEAD_LINE / inches
@@ -190,10 +189,10 @@ def draw_maps(
 ) -> Figure:
     """Maps of heads, shape (heads, h, w) per layer, see :func:`draw_rows`, on colours up to ``most``.
 
-    The picture, shape (height, width, 3), stands above them, or under each of them as well (``over``).
+    The picture, shape (height, width, 3), is above the maps, and with ``over`` below each map too.
     """
     top_value = most or max(float(row.nan_to_num(0.).max()) for row in rows) or 1.
-    norm = PowerNorm(0.5, 0., top_value, clip=True)  # the root shows small shares too
+    norm = PowerNorm(0.5, 0., top_value, clip=True)  # the root makes small shares visible
     cmap = LinearSegmentedColormap.from_list('over', ['white', RED]) if over else colormaps[MAP_COLORS]
     colors = ScalarMappable(norm, cmap.with_extremes(bad='0.8'))
     names = [f'layer {number}' for number in range(len(rows))]
@@ -227,17 +226,17 @@ def figure_query(
     """Attention of one query, a layer per row, a head per column; the query is framed (paper, Fig. 5 to 10).
 
     Args:
-        maps: Attention maps of each layer, shape (heads, H, W, H, W): of one image, or a mean over images.
-        query: Row and column of the query, in pixels of the first layer's grid; the middle by default.
-        window: Side of a square around the query to zoom in on, odd (the paper's is 7). The most local head is on the
-            left then; else they are in order. Grey is outside the grid.
-        small: More of the small print, such as what the maps are a mean over.
-        picture: What the net looked at, shape (height, width, 3), values from 0 to 1.
-        over: Lay the maps over the picture, grey, as the papers do, in the place of bare maps.
-        net: Which net it is, for the title.
+        maps: Attention maps of each layer, shape (heads, H, W, H, W), of one image or a mean over images.
+        query: Row and column of the query on the first layer's grid; the middle by default.
+        window: Side of a square around the query to zoom in on, odd (7 in the paper), with the most local head first.
+            Grey is outside the grid.
+        small: More small print.
+        picture: Input of the net, shape (height, width, 3), values from 0 to 1.
+        over: Draw the maps over the picture in grey, as the papers do.
+        net: Name of the net, for the title.
 
     Raises:
-        ValueError: If the query is not on the grid, or the window's side not odd.
+        ValueError: If the query is not on the grid, or the window's side is not odd.
     """
     queries = queries_of(maps, query)
     i, j = queries[0]
@@ -257,22 +256,21 @@ def figure_average(
         picture: Optional[torch.Tensor] = None,
         net: str = '',
 ) -> Figure:
-    """Attention that each pixel receives (report, Fig. 8, 20 to 23), or where the class token looks.
+    """Attention that each pixel receives (report, Fig. 8, 20 to 23), or attention of the class token.
 
     Args:
-        maps: Of each layer, of one image or a mean over images: attention maps, shape (heads, H, W, H, W), of which it
-            takes :func:`average_attention`, or those of the class token, shape (heads, H, W), see
+        maps: For each layer attention maps, shape (heads, H, W, H, W), drawn by :func:`average_attention`, or
+            attention of the class token, shape (heads, H, W), see
             :func:`timm_selfconv.look.attention_maps.class_attention`.
-        small: More of the small print.
-        picture: What the net looked at, shape (height, width, 3), values from 0 to 1; the class token's maps lie over
-            it.
-        net: Which net it is, for the title.
+        small: More small print.
+        picture: Input of the net, shape (height, width, 3), values from 0 to 1; maps of the class token lie over it.
+        net: Name of the net, for the title.
     """
     orders = [list(range(len(layer))) for layer in maps]
     if maps[0].dim() == 3:
         title = 'Attention of the class token to patches'
         return draw_maps(maps, orders, (), title, small, picture, net, over=picture is not None)
     rows = [average_attention(layer) for layer in maps]
-    most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a corner must not darken all others
+    most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a bright corner hides the rest
     title = 'Attention that each pixel receives, mean over all queries'
     return draw_maps(rows, orders, (), title, small, picture, net, most=most)

@@ -1,4 +1,4 @@
-"""Residuals of the layers and statistics of their heads: a figure that neither paper has."""
+"""Residuals of layers and statistics of heads."""
 import textwrap
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -16,19 +16,19 @@ from .style import head_style, styled, titled_figure
 
 __all__ = ['baselines', 'convolution_maps', 'figure_heads', 'figure_statistics']
 
-# titles, by attributes of HeadReport
+# titles by attribute of HeadReport
 PANELS = {
     'distance': 'mean distance [pixels]', 'spread': 'spread [pixels]', 'entropy': 'entropy [nats]',
     'on_tap': 'attention on its nearest tap', 'consistency': 'translation consistency'}
 COMPARED = {'distance': 'distance', 'spread': 'spread', 'on_tap': 'on nearest tap'}
 LINES: Any = (':', '--', '-')
-NUMBERED = 9  # heads a layer whose numbers don't hide each other
+NUMBERED = 9  # most heads in a layer that are drawn as numbers
 
 
 def convolution_maps(grid: Grid, kernel_size: int) -> torch.Tensor:
-    """Attention maps that are a convolution (Theorem 1), a head per tap, shape (taps, H, W, H, W).
+    """Attention maps that equal a convolution (Theorem 1), a head per tap, shape (taps, H, W, H, W).
 
-    A tap beyond the border falls on the nearest pixel, as a sharp Gaussian does.
+    A tap beyond the border falls on the nearest pixel, like a sharp Gaussian.
     """
     centers = tap_offsets(kernel_size).float()
     precision = torch.full((len(centers),), 1e4)
@@ -37,12 +37,12 @@ def convolution_maps(grid: Grid, kernel_size: int) -> torch.Tensor:
 
 
 def baselines(grid: Grid, kernel_size: int, by_position: bool = False) -> Dict[str, List[LayerReport]]:
-    """Reports on heads that look everywhere alike, and on an exact convolution, one layer each.
+    """Reports on uniform attention and on an exact convolution, one layer each.
 
     Args:
         grid: Rows and columns.
         kernel_size: Side of the convolution.
-        by_position: They are for a net that attends by position only, of which consistency says nothing.
+        by_position: For comparison with attention by position only, without consistency.
     """
     uniform = torch.ones(1, *grid, *grid) / (grid[0] * grid[1])
     return {
@@ -65,12 +65,12 @@ def head_marks(*nets: Sequence[LayerReport]) -> str:
 
 
 def draw_heads(ax: Axes, layers: Sequence[LayerReport], statistic: str) -> None:
-    """A number per head at its value, a step per layer; of many heads the marks that they have in other figures."""
+    """A number per head at its value, a step per layer; markers if there are many heads."""
     numbered = head_marks(layers) == 'number'
     for layer in layers:
         for head in layer.heads:
             color, marker = head_style(head.head)
-            shift = 0.7 * ((head.head + 0.5) / len(layer.heads) - 0.5)  # side by side, so that none hides another
+            shift = 0.7 * ((head.head + 0.5) / len(layer.heads) - 0.5)  # side by side
             ax.plot(
                 layer.layer + shift, getattr(head, statistic), color=color, linestyle='', markeredgewidth=0.2,
                 marker=f'${head.head}$' if numbered else marker, markersize=3.5 if numbered else 2.)
@@ -86,12 +86,12 @@ def finish_axes(figure: Figure) -> None:
 
 @styled
 def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, small: str = '') -> Figure:
-    """Convolution-likeness of the heads of some nets, side by side: a column per net, a mark per head.
+    """Statistics of the heads of several nets, a column per net, a mark per head.
 
     Args:
-        nets: What :func:`timm_selfconv.look.heads.report_heads` returns, by what the columns are called.
-        kernel_size: K that it was asked for.
-        small: More of the small print, such as what the numbers are means over.
+        nets: Reports from :func:`timm_selfconv.look.heads.report_heads`, by title of the column.
+        kernel_size: K of the reports.
+        small: More small print.
     """
     names = [textwrap.wrap(name, 90 // len(nets)) for name in nets]
     lines = max(map(len, names))
@@ -132,12 +132,12 @@ def figure_statistics(
     """Residual to all K x K convolutions and statistics of the heads, a step per layer, a mark per head.
 
     Args:
-        layers: What :func:`timm_selfconv.look.heads.report_heads` returns.
-        kernel_size: K that it was asked for.
-        small: More of the small print, such as what the numbers are means over.
-        against: Up to three baselines by name, reports on as many layers, or on one that serves all; means over their
-            heads are drawn as grey lines. What one of them has no number for gets no panel.
-        net: Which net it is, for the title.
+        layers: From :func:`timm_selfconv.look.heads.report_heads`.
+        kernel_size: K of the report.
+        small: More small print.
+        against: Up to three baselines by name, with as many layers, or one for all; means over heads are drawn as grey
+            lines. A statistic that one of the nets lacks gets no panel.
+        net: Name of the net, for the title.
     """
     panels = [name for name in PANELS if all(
         getattr(reports[0].heads[0], name) is not None for reports in (layers, *against.values()))]

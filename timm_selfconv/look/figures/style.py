@@ -19,11 +19,11 @@ __all__ = [
 
 TEXT_WIDTH = 5.5  # inches, a paper's single column of text
 SMALL_PRINT = 116  # characters to its line
-MAP_COLORS = 'viridis'  # as the explorer has it: perceptually uniform, the colour-blind can read it
-HALO = [withStroke(linewidth=1.2, foreground='white')]  # what is dark shows on bright pixels, its halo on dark ones
+MAP_COLORS = 'viridis'  # perceptually uniform, safe for colour-blind readers; same as the explorer
+HALO = [withStroke(linewidth=1.2, foreground='white')]  # keeps dark marks visible on dark pixels
 
-# after Paul Tol's muted colours, darkened to a contrast of at least 3 on the grids' grey; heads beyond get the next
-# marker, those beyond 45 the first one again, and all have their numbers beside them
+# Paul Tol's muted colours, darkened to a contrast of at least 3 on the grey of the grids; nine heads have
+# the same marker, and styles repeat after 45 heads
 HEAD_COLORS = ('#332288', '#0077bb', '#2b8a7b', '#117733', '#7f7f1e', '#a86a00', '#cc4c5c', '#882255', '#aa4499')
 HEAD_MARKERS = ('o', '^', 's', 'D', 'v')
 
@@ -33,8 +33,8 @@ STYLE: Any = {
     'xtick.major.size': 2, 'ytick.major.size': 2, 'axes.titlepad': 3, 'axes.labelpad': 2, 'lines.linewidth': 0.9,
     'lines.markersize': 3.5, 'legend.frameon': False, 'savefig.dpi': 180, 'svg.hashsalt': 'timm_selfconv',
 }
-styled: Any = matplotlib.rc_context(STYLE)  # decorates functions that draw: type and lines for a figure of TEXT_WIDTH
-# what would make two runs' files differ: dates, and in PNG the version of the software
+styled: Any = matplotlib.rc_context(STYLE)  # decorator of functions that draw
+# metadata that would differ between runs: dates, and in PNG the version of matplotlib
 FORMATS: Dict[str, Dict[str, Optional[str]]] = {
     'png': {'Software': None}, 'svg': {'Date': None}, 'pdf': {'CreationDate': None}}
 
@@ -45,7 +45,7 @@ def head_style(head: int) -> Tuple[str, str]:
 
 
 def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, place: int = 0, **kwargs: Any) -> None:
-    """Draw a head's dot, and its number in points of type at a place in the row of labels beside the dot."""
+    """A head's dot and number; ``place`` moves the number right, by its size in points, past other labels."""
     color, marker = head_style(head)
     ax.plot(x, y, color=color, marker=marker, linestyle='', zorder=3, **kwargs)
     ax.annotate(
@@ -54,9 +54,9 @@ def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, place: i
 
 
 def titled_figure(height: float, title: str, small: str, net: str = '') -> Figure:
-    """A figure whose axes constrained layout places below the title and, in small print, the net and how to read it.
+    """A figure with a title, the net and small print above the axes, in constrained layout.
 
-    Its height is in inches, without the title and the small print, whose lines are broken so that they fit.
+    The height in inches does not include the title and the small print, which is wrapped.
     """
     lines = [line for text in (net, small) for line in textwrap.wrap(text, SMALL_PRINT)]
     top = 0.24 + 0.115 * len(lines)
@@ -70,15 +70,15 @@ def titled_figure(height: float, title: str, small: str, net: str = '') -> Figur
 
 
 def save_figure(figure: Figure, path: Union[str, Path]) -> None:
-    """Save a figure as PNG, SVG or PDF, by the file's ending: the same figure gives the same bytes.
+    """Save a figure as PNG, SVG or PDF, by suffix. Equal figures give equal bytes.
 
     Args:
-        figure: What to save.
-        path: Where to; the file must not exist yet, and is written whole or not at all.
+        figure: The figure.
+        path: New file, written completely or not at all.
 
     Raises:
-        ValueError: If the ending is another.
-        FileExistsError: If the file exists; it stays as it is.
+        ValueError: If the suffix is another.
+        FileExistsError: If the file exists; it is not changed.
     """
     ending = Path(path).suffix[1:].lower()
     if ending not in FORMATS:
@@ -90,18 +90,18 @@ def save_figure(figure: Figure, path: Union[str, Path]) -> None:
 
 
 def save_figures(figures: Mapping[str, Figure], folder: Union[str, Path], ending: str = 'png') -> List[Path]:
-    """Save figures by name in a folder that must not exist yet: all of them appear at once, or none.
+    """Save figures in a new folder: all of them, or none.
 
     Args:
-        figures: By name, as :func:`draw_figures` returns them.
-        folder: Where to.
+        figures: By name, from :func:`draw_figures`.
+        folder: New folder.
         ending: 'png', 'svg' or 'pdf'.
 
     Returns:
         The files.
 
     Raises:
-        FileExistsError: If there is something already; it stays as it is.
+        FileExistsError: If the folder exists; it is not changed.
     """
     with new_folder(folder) as temporary:
         for name, figure in tqdm(figures.items(), desc='figures', unit='file', leave=False, disable=None):
