@@ -83,8 +83,7 @@ def test_every_module_keeps_its_mode_and_its_statistics(look, name, kwargs):
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize('padding_mode', ['circular', 'reflect', 'replicate'])
-@pytest.mark.parametrize('content', [0, 4])
+@pytest.mark.parametrize('padding_mode,content', [('circular', 0), ('reflect', 4), ('replicate', 4)])
 def test_convolutions_that_became_attention_gather_what_their_maps_say(padding_mode, content):
     """Without zeros around it a layer's output is the sum of its maps times its values, at the queries that it has."""
     torch.manual_seed(0)
@@ -181,8 +180,7 @@ def test_what_cannot_be_read_is_refused(look, name, message):
 
 
 @pytest.mark.parametrize('name,answer', [
-    ('sa_quadratic_cifar', False), ('sa_learned_cifar', False), ('sa_learned_content_cifar', True),
-    ('resvit_cifar', True)])
+    ('sa_learned_cifar', False), ('sa_learned_content_cifar', True), ('resvit_cifar', True)])
 def test_looks_at_content(name, answer):
     model = timm.create_model(name, embed_dim=8, mlp_dim=8)
     assert looks_at_content(model) == answer
@@ -190,8 +188,7 @@ def test_looks_at_content(name, answer):
     assert (maps[0][0] - maps[0][1]).abs().max().item() > 0 if answer else torch.equal(maps[0][0], maps[0][1])
 
 
-@pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
-@pytest.mark.parametrize('hierarchical', [False, True])
+@pytest.mark.parametrize('kind,hierarchical', [('pairwise', False), ('patchwise', True)])
 def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
     """Each output pixel is the sum over its 3 x 3 footprint, border reflected, in float64."""
     torch.manual_seed(0)
@@ -246,8 +243,7 @@ def without_float64():
 
 
 @pytest.mark.parametrize('name', [
-    'sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_cifar', 'sa_learned_content_cifar',
-    'sa_learned_content_hier_cifar'])
+    'sa_quadratic_gen_cifar', 'sa_learned_cifar', 'sa_learned_content_hier_cifar'])
 def test_a_device_need_not_have_float64(name, without_float64):
     torch.manual_seed(0)
     model, images = timm.create_model(name, **dict(SMALL, num_heads=2)).eval(), torch.randn(2, 3, 32, 32)

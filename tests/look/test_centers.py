@@ -174,12 +174,12 @@ def test_training_of_something_else_is_refused(tmp_path):
     save_checkpoint(timm.create_model('resnet_tiny_cifar'), tmp_path, 0)
     with pytest.raises(ValueError, match=r'run=.*is of another net than SelfAttentionNet'):
         figures.training_blobs(net, tmp_path)
-    with pytest.raises(ValueError, match='model=SelfAttentionNet: its centres are no parameters'):
+    with pytest.raises(ValueError, match='model=SelfAttentionNet: its centres are not parameters'):
         figures.training_blobs(timm.create_model('sa_learned_cifar', **SMALL), tmp_path)
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
-def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, monkeypatch, encoding):
+def test_a_history_has_the_gaussians_of_every_epoch(tmp_path, encoding):
     torch.manual_seed(0)
     net = timm.create_model('sa_quadratic_cifar', num_heads=2, encoding=encoding, **SMALL)
     rows, wanted = [], []
@@ -194,23 +194,22 @@ def test_training_is_drawn_from_a_history_without_a_checkpoint(tmp_path, monkeyp
         for layer, there in zip(layers, wanted[epochs], strict=True):
             torch.testing.assert_close(layer.centers, there.centers, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(layer.covariances, there.covariances, rtol=1e-9, atol=1e-12)
-    figure = figures.figure_training(blobs, grid)
-    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '1 epoch', '3 epochs']
-    rows = [dict(row, epochs=0.3328 * row['epochs']) for row in rows]  # after parts of an epoch
-    write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
-    figure = figures.figure_training(*figures.training_blobs(net, tmp_path, columns=4))
-    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '0.333 epochs', '0.998 epochs']
-    monkeypatch.chdir(tmp_path)
-    for name, title in (('.: 1 epoch', '.: 1 epoch'), ('other', 'other; training of .')):
-        drawn = figures.draw_figures(net, net=name, run='.')['training']
-        assert any(text.startswith(f'{title}\n') for text in texts(drawn))
     other = timm.create_model('sa_quadratic_cifar', num_heads=3, encoding=encoding, **SMALL)
     with pytest.raises(ValueError, match=r'history.json: is of another net'):
         figures.training_blobs(other, tmp_path)
 
 
+def test_titles_of_a_training(tmp_path):
+    net = quadratic_net()
+    rows = [dict(epochs=epochs, heads=heads_of(net, (16, 16))) for epochs in (0, 0.3328, 0.9984)]
+    write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
+    figure = figures.draw_figures(net, net='other', run=str(tmp_path))['training']
+    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '0.333 epochs', '0.998 epochs']
+    assert f'other; training of {tmp_path}' in ' '.join(texts(figure)[1].split('\n'))
+
+
 def test_a_history_without_heads_cannot_be_drawn(tmp_path):
     write_history(tmp_path / 'history.json', 'a_net', None, [
         dict(epochs=0, heads=None), dict(epochs=1, train_loss=1., heads=None)])
-    with pytest.raises(ValueError, match=r'history.json: does not say where heads look; those of a_net follow'):
+    with pytest.raises(ValueError, match=r'history.json: has no positions of heads: the attention of a_net depends'):
         figures.training_blobs(quadratic_net(), tmp_path)

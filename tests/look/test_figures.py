@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 from drawn import SMALL, assert_drawn, panels, quadratic_net, texts
 from head_maps import random_maps, shift_maps
 from timm_selfconv.look import attention_maps as maps_module, explorer, figures
-from timm_selfconv.theory import Blobs, encoding_blobs, tap_offsets
+from timm_selfconv.theory import Blobs, tap_offsets
 from timm_selfconv.look.figures import style
 from timm_selfconv.look.heads import report_maps
 from timm_selfconv.weights.history import write_history
@@ -119,7 +119,7 @@ def test_one_corner_does_not_darken_an_average():
     assert '.90' in [text.get_text() for text in figure.axes[0].texts]
 
 
-@pytest.mark.parametrize('heads', [9, 16, 24, 48])
+@pytest.mark.parametrize('heads', [9, 24])
 def test_heads_differ_and_panels_do_not_overlap(heads):
     assert len({style.head_style(head) for head in range(45)}) == 45
     maps = [random_maps(heads, 4, 4)] * 2
@@ -272,7 +272,6 @@ def test_position_only_nets_need_no_images():
 
 @pytest.mark.parametrize('name,kwargs', [
     ('sa_learned_content_hier_cifar', dict(SMALL, num_heads=2, img_size=16)),
-    ('resvit_cifar', dict(SMALL, num_heads=2, img_size=16)),
     ('vit_tiny_patch16_224', dict(img_size=64, depth=2))])
 def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     torch.manual_seed(0)
@@ -373,21 +372,21 @@ def test_images_need_names_of_their_own(names):
 
 @pytest.mark.parametrize('ending,start', [('png', b'\x89PNG'), ('svg', b'<?xml'), ('pdf', b'%PDF')])
 def test_files_are_the_same_every_time_and_never_replaced(tmp_path, ending, start):
-    blobs, before = encoding_blobs(quadratic_net()), dict(matplotlib.rcParams)
+    before, maps = dict(matplotlib.rcParams), random_maps(1, 2, 2)
     for name in 'ab':
-        figures.save_figure(figures.figure_centers(blobs, (16, 16)), tmp_path / f'{name}.{ending}')
+        figures.save_figure(figures.figure_average([maps]), tmp_path / f'{name}.{ending}')
     assert dict(matplotlib.rcParams) == before
     content = (tmp_path / f'a.{ending}').read_bytes()
     assert content.startswith(start) and (tmp_path / f'b.{ending}').read_bytes() == content
     with pytest.raises(FileExistsError, match='exists'):
-        figures.save_figure(figures.figure_centers(blobs[:1], (16, 16)), tmp_path / f'a.{ending}')
+        figures.save_figure(figures.figure_average([maps, maps]), tmp_path / f'a.{ending}')
     assert (tmp_path / f'a.{ending}').read_bytes() == content
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_other_formats_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r'path=.*needs one of the endings \.png, \.svg, \.pdf'):
-        figures.save_figure(figures.figure_centers(encoding_blobs(quadratic_net()), (16, 16)), tmp_path / 'a.bmp')
+        figures.save_figure(figures.figure_average([random_maps(1, 2, 2)]), tmp_path / 'a.bmp')
     assert not list(tmp_path.iterdir())
 
 
