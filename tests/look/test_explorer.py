@@ -91,7 +91,7 @@ def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest
         if token:
             check_maps(shown[-sum(m.shape[1] for m in token):], torch.cat([m[image] for m in token]), 1 / 100)
 
-    switch = page.get_by_label('Where the class token looks')
+    switch = page.get_by_label('Attention of the class token')
     assert switch.is_visible() == bool(token)
     if token:
         switch.check()

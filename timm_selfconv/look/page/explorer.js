@@ -7,11 +7,11 @@ import { Panel } from './panel.js';
 
 const data = JSON.parse(find('#data').textContent);
 
-// what the address holds: the query is a point of the picture, as parts of its height and width, for nets of any grid
+// the address stores this; the query is a point of the picture, as parts of its height and width
 /** @type {import('./maps.js').State} */
 const state = {
   image: 0, at: [0.5, 0.5], pin: false, view: 'all', scale: 'all', mean: false, sort: false, token: false,
-  heads: data.nets.map(() => null), epoch: null,  // of the films; without one the last
+  heads: data.nets.map(() => null), epoch: null,  // of the training; null is the last
 };
 const SWITCHES = ['mean', 'sort', 'token'];
 /** @type {Panel[]} */
@@ -27,7 +27,7 @@ function redraw() {
 
 function drawAll() {
   frame = 0;
-  if (panels.some(({ net }) => !net.ready())) return;  // drawn once it is unpacked
+  if (panels.some(({ net }) => !net.ready())) return;  // drawn after unpacking
   for (const { net } of panels) net.show(net.query());
   for (const [signed, labels] of scales) {
     const alike = panels.filter(({ net }) => net.vector === signed);
@@ -99,7 +99,7 @@ function writeHash() {
   })));
 }
 
-/** Read the address; whatever is missing or wrong in it is left as it was. */
+/** Read the address, ignoring missing and wrong values. */
 function readHash() {
   const hash = new URLSearchParams(location.hash.slice(1)), change = /** @type {any} */ ({ ...state });
   const image = Number(hash.get('image') || NaN), at = (hash.get('at') || '').split(',').map(Number);
@@ -129,11 +129,11 @@ async function copyLink({ target }) {
     target.textContent = 'Copied';
     setTimeout(() => { target.textContent = 'Copy link'; }, 1500);
     if (file) {
-      say('This page is a file on your device, so only the view was copied (#image=…): send the file too, and put the '
-        + 'view behind its address, or behind that of the page once it is on the web.');
+      say('This page is a file on your device, so only the view was copied (#image=…). Send the file too, and append the '
+        + 'view to its address.');
     }
   } catch {  // browsers keep the clipboard from some pages
-    prompt(file ? 'This view, to be put behind the address of the page' : 'The link to this view', text);
+    prompt(file ? 'This view, to append to the address of the page' : 'The link to this view', text);
   }
 }
 
@@ -222,10 +222,10 @@ function makeControls() {
 function makeNotes() {
   const nets = panels.map(({ net }) => net), notes = ["Distances are in pixels of a layer's grid. "
     + 'Heads are numbered from 1; commands, figures and Python count from 0.'];
-  if (scales.has(false)) notes.push('Colours of attention follow its square root, so that small shares show too.');
+  if (scales.has(false)) notes.push('Colours of attention follow its square root, which makes small shares visible.');
   if (nets.some(net => net.views.length > 1)) {
-    notes.push('Position only: the softmax of the terms of equation (8) that know offsets (content-position, position).'
-      + ' Content only: of the terms that look at keys (content, key bias).');
+    notes.push('Position only: the softmax of the terms of equation (8) that depend on offsets (content-position, position).'
+      + ' Content only: of the terms without offsets (content, key bias).');
   }
   if (nets.some(net => net.layers.some(layer => layer.shifts.length))) {
     notes.push('A number such as −1,+2 below a tile: the head gives more than half of its attention to the pixel one row '
@@ -233,8 +233,8 @@ function makeNotes() {
   }
   for (const { net, spec: { name } } of panels) {
     if (net.token) {
-      notes.push(`${name}: maps of patches leave the class token out, as query and as key, and are scaled to sum to 1; so `
-        + 'are the maps of the class token.');
+      notes.push(`${name}: maps of patches leave the class token out and are scaled to sum to 1. So are `
+        + 'the maps of the class token.');
     }
     if (net.vector) {
       notes.push(`${name} weighs the ${net.layers[0].shape.join(' × ')} pixels around the query, each weight map for a ` +

@@ -7,7 +7,7 @@ import {
 } from './maths.js';
 import { Digits, Limit, Stage, Tiles, digits, drawHeads, drawKernel, show } from './views.js';
 
-const LEAST = 0.05, MOST = 50, SHARP = 46;  // of alpha: the slider's ends, and where all is equal
+const LEAST = 0.05, MOST = 50, SHARP = 46;  // alpha: ends of the slider, and a value at which both results are equal
 const NAMES = {
   shift: 'Shift', blur: 'Blur', gauss: 'Gaussian', edges: 'Edges', upright: 'Vertical edges', sharpen: 'Sharpen',
   emboss: 'Emboss', '': 'Drawn',
@@ -31,12 +31,12 @@ let photo;
 let brightest = 1;
 const canvas = element('canvas');  // of the photograph, rasterised once
 
-// what the address holds; weights of a kernel with a name are that kernel's
+// the address stores this
 const state = {
   size: 3, dilation: 1, alpha: 1, kernel: 'edges', weights: kernel('edges', 3), moved: still(3), query: [34, 28], head: 4,
   pin: false, show: 'copies', added: 9,
 };
-/** Both results, the largest difference between them and where it is, and how large it may be.
+/** Both results, their largest difference, its place and its bound.
  * @type {Object<string, any>} */
 const shown = { convolution: null, attention: null, error: 0, at: 0, bound: 0, state: null };
 
@@ -79,7 +79,7 @@ function compute() {
   shown.state = { ...state };
 }
 
-/** Measure the difference at other alphas, one at a time whenever there is nothing else to do. */
+/** Measure the difference at other alphas, one at a time. */
 function measure() {
   clearTimeout(measuring);
   measured = [];
@@ -126,8 +126,8 @@ function draw() {
     node.classList.toggle('lit', Number(/** @type {HTMLElement} */ (node).dataset.head) === lit);
   }
   find('#maps p').textContent = most === null
-    ? 'Each tile: what one head passes on around the framed pixel, a copy of the photograph, shifted; times its weight.'
-    : `Each tile: how one head shares its attention. Yellow is ${percent(most || 0)}; the framed pixel is the query.`;
+    ? 'Each tile: the output of a head around the framed pixel, a shifted copy of the photograph, and its weight.'
+    : `Each tile: the attention map of a head. Yellow is ${percent(most || 0)}; the framed pixel is the query.`;
   drawLimit();
   drawNumbers(black, white);
 }
@@ -153,17 +153,17 @@ function drawNumbers(black, white) {
   find('#attention p').textContent = `The sum of ${all ? '' : `${state.added} of `}${many()} copies. ` +
     `Black is ${digits(low)}, white ${digits(high)}.`;
   const edge = Math.min(row, col, rows - 1 - row, cols - 1 - col) <= reach;
-  find('#difference p').textContent = shown.error < 1e-12 ? 'Nothing but rounding.'
-    : edge ? 'Largest at the border, beyond which there are only zeros.' : `Yellow: a difference of ${digits(white - black)}.`;
-  find('#limit p').textContent = moved.length > 0 ? 'With a head elsewhere the difference stays.'
-    : 'Dashed: the theorem’s limit, and rounding. Solid: measured here.';
+  find('#difference p').textContent = shown.error < 1e-12 ? 'Only rounding.'
+    : edge ? 'Largest at the border: the pixels outside are zero.' : `Yellow: a difference of ${digits(white - black)}.`;
+  find('#limit p').textContent = moved.length > 0 ? 'A head away from its tap: the difference stays.'
+    : 'Dashed: bound of the theorem plus rounding. Solid: measured here.';
   const far = head => digits(Math.hypot(...state.moved[head]));
   const words = !all ? `${state.added} of ${many()} heads are in the sum.`
     : shown.error < 1e-12 ? 'Equal, to the rounding of float64.'
-      : shown.error < (white - black) / 255 ? 'Equal to the eye: less than one step of a screen’s 255.'
-        : moved.length === 1 ? `Head ${moved[0] + 1} looks ${far(moved[0])} pixels away from its tap: not this convolution.`
-          : moved.length > 1 ? `${moved.length} heads look away from their taps: not this convolution.`
-            : 'Too soft: each head sees more than its own neighbour.';
+      : shown.error < (white - black) / 255 ? 'Equal on the screen: the difference is less than one of 255 steps.'
+        : moved.length === 1 ? `Head ${moved[0] + 1} looks ${far(moved[0])} pixels away from its tap: no longer this convolution.`
+          : moved.length > 1 ? `${moved.length} heads look away from their taps: no longer this convolution.`
+            : 'Too soft: each head attends to more than one pixel.';
   if (find('#verdict').textContent !== words) find('#verdict').textContent = words;
 }
 
@@ -227,7 +227,7 @@ function writeHash() {
   history.replaceState(history.state, '', '#' + Object.entries(parts).map(part => part.join('=')).join('&'));
 }
 
-/** Read the address; whatever is missing or wrong in it is left as it was. */
+/** Read the address, ignoring missing and wrong values. */
 function readHash() {
   const hash = new URLSearchParams(location.hash.slice(1)), change = /** @type {Object<string, any>} */ ({});
   const numbers = (/** @type {string} */ text) => text.split(',').map(part => part.trim() === '' ? NaN : Number(part));
@@ -262,7 +262,7 @@ function readHash() {
   update(change);
 }
 
-/** From soft to sharp in four seconds, or at once where less motion is preferred. */
+/** From soft to sharp in four seconds, or at once if less motion is preferred. */
 function play() {
   const start = performance.now();
   cancelAnimationFrame(playing);
@@ -274,7 +274,7 @@ function play() {
   step(start);
 }
 
-/** Put the next head with a weight into the sum; of a whole sum the first one. */
+/** Add the next head with a weight to the sum; start again after the last. */
 function addHead() {
   const all = state.size ** 2, from = state.added === all ? 0 : state.added;
   const next = state.weights.findIndex((weight, i) => i >= from && weight !== 0), last = next < 0 ? all - 1 : next;
@@ -288,7 +288,7 @@ function addHead() {
   }
 }
 
-/** Take a picture's middle, as large as the page shows pictures. @param {CanvasImageSource} image @param {number[]} size */
+/** Use the middle of a picture, at the size of the page's pictures. @param {CanvasImageSource} image @param {number[]} size */
 function take(image, [width, height]) {
   const side = Math.min(width, height), pixels = canvas.width;
   const context = /** @type {any} */ (canvas.getContext('2d', { willReadFrequently: true }));
@@ -319,7 +319,7 @@ function listenToKernel() {
   const weigh = (cell, weight) => update({
     kernel: '', weights: state.weights.map((old, i) => i === Number(cell.dataset.head) ? weight : old),
   });
-  let from = null;  // the cell at which a stroke may begin: a click is for typing
+  let from = null;  // first cell of a possible stroke; a click alone is for typing
   box.addEventListener('pointerdown', event => {
     if (event.target.hasPointerCapture(event.pointerId)) event.target.releasePointerCapture(event.pointerId);
     from = event.target.closest('input');
@@ -355,7 +355,7 @@ function listenToHeads() {
   const { box } = stages.heads;
   const at = event => pointAt(event, box).map(part => part * (2 * radius() + 1) - radius() - 0.5);
   /** @type {number[] | null} */
-  let grip = null;  // how far the pointer took hold of a head from its middle
+  let grip = null;  // offset of the dragged head's centre from the pointer
   box.addEventListener('pointerdown', event => {
     const place = at(event), centers = centersOf(state);
     const far = centers.map(center => Math.hypot(...center.map((offset, axis) => offset - place[axis])));
