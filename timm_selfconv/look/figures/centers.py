@@ -219,8 +219,7 @@ def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, grid: Grid, query: Gri
 
 def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> None:
     """Maps of one query, shape (heads, H, W): a line around half of each, a dot at its largest pixel."""
-    fine = 16  # points per pixel, for lines with round corners
-    rows, cols = ((torch.arange(fine * (n + 2)) + 0.5) / fine - q - 1.5 for n, q in zip(attention.shape[1:], query))
+    rows, cols = (torch.arange(-1, n + 1) - q for n, q in zip(attention.shape[1:], query))
     wide = [head for head, image in enumerate(attention) if everywhere(image)]
     largest = [divmod(int(image.argmax()), image.shape[1]) for image in attention]
     places = label_places([point if head not in wide else (math.inf, 0) for head, point in enumerate(largest)])
@@ -229,11 +228,8 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> N
             continue
         color, _ = head_style(head)
         region = torch.nn.functional.pad((image >= density_level(image, 0.5)).cpu().double(), (1, 1, 1, 1))
-        region = region.repeat_interleave(fine, 0).repeat_interleave(fine, 1)[None]
-        for _ in range(2):
-            region = torch.nn.functional.avg_pool2d(region, fine // 2 - 1, 1, fine // 4 - 1)
         inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels do not overlap
-        ax.contour(cols.numpy(), rows.numpy(), region[0].numpy(), [inset], colors=[color], linewidths=0.8)
+        ax.contour(cols.numpy(), rows.numpy(), region.numpy(), [inset], colors=[color], linewidths=0.8)
         draw_head(ax, col - query[1], row - query[0], head, 5, places[head], markersize=2.5)
     list_everywhere(ax, wide)
 
