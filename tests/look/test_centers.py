@@ -199,13 +199,14 @@ def test_a_history_has_the_gaussians_of_every_epoch(tmp_path, encoding):
         figures.training_blobs(other, tmp_path)
 
 
-def test_titles_of_a_training(tmp_path):
+def test_titles_of_a_training(tmp_path, monkeypatch):
     net = quadratic_net()
-    rows = [dict(epochs=epochs, heads=heads_of(net, (16, 16))) for epochs in (0, 0.3328, 0.9984)]
+    monkeypatch.chdir(tmp_path)
+    rows = [dict(epochs=i * 0.3328, train_loss=1., heads=heads_of(net, (16, 16))) for i in range(4)]
     write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
-    figure = figures.draw_figures(net, net='other', run=str(tmp_path))['training']
-    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '0.333 epochs', '0.998 epochs']
-    assert f'other; training of {tmp_path}' in ' '.join(texts(figure)[1].split('\n'))
+    figure = figures.draw_figures(net, net='other', run='.')['training']
+    assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '0.333 epochs', '0.666 epochs']
+    assert texts(figure)[1].startswith('other; training of .\n')
 
 
 def test_a_history_without_heads_cannot_be_drawn(tmp_path):
