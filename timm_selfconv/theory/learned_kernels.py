@@ -1,8 +1,8 @@
-"""The convolution that a layer learned: the offsets that its heads attend to at every query.
+"""Sparse convolutions that layers learned: the offsets that their heads attend to at every query.
 
-A head that gives nearly all of its attention to one offset is a shift of the image, and a layer of such heads is a
-convolution with a sparse kernel. The paper's conclusion calls it a generalised CNN: it learns where its taps lie.
-Beyond the border of the grid, the pixel at an offset is the nearest one inside, as in padding 'replicate'.
+A head that gives nearly all of its attention to one offset shifts the image, so a layer of such heads is a convolution
+with a sparse kernel (the generalised CNN of the paper's conclusion). Beyond the border of the grid, the pixel at an
+offset is the nearest one inside, as with padding mode 'replicate'.
 """
 import copy
 from dataclasses import dataclass, replace
@@ -27,10 +27,10 @@ class HeadOffset:
 
     Attributes:
         offset: (row, column) in pixels from the query.
-        mean: Mean attention to the pixel there, or beyond the border to the nearest one inside, over all queries and
-            images: the share that a shift keeps.
-        least: Least attention to the pixel there, over all images and the queries from which it is on the grid.
-        in_every_image: Whether this offset has the largest mean in every image.
+        mean: Mean attention to the pixel at this offset over all queries and images, beyond the border to the nearest
+            pixel inside. A shift keeps this share.
+        least: Least attention to that pixel over all images and over the queries from which it is on the grid.
+        in_every_image: True if this offset has the largest mean in every image.
     """
     offset: Offset
     mean: float
@@ -40,17 +40,16 @@ class HeadOffset:
 
 @dataclass(frozen=True)
 class LearnedKernel:
-    """The taps of a layer: offsets of the heads that have a fixed one.
+    """Taps of a layer: the offsets of its fixed heads.
 
     Attributes:
         heads: The most attended offset of each head.
-        fixed: Heads with a fixed offset: their least attention is above a threshold.
-        taps: The fixed offsets, each once.
+        fixed: Numbers of the fixed heads. Their least attention to their offset is above a threshold.
+        taps: The offsets of the fixed heads, each once.
         reach: Distance of the farthest tap in pixels, None without taps.
-        residual: Distance from expressing every convolution with these taps, see :func:`conv_residual`, with one set of
-            coefficients for all queries and images; None without taps.
-        residual_3x3: The same for 3 x 3 kernels; None on smaller grids.
-        untrained: The same of the net before training, its residual to the taps of the trained net; None if unknown.
+        residual: ``shared`` of :func:`conv_residual` to convolutions with these taps, None without taps.
+        residual_3x3: ``shared`` of :func:`conv_residual` to 3 x 3 convolutions, None on smaller grids.
+        untrained: Kernel of the net before training, with the residual to the taps of the trained net; None if unknown.
     """
     heads: List[HeadOffset]
     fixed: List[int]
@@ -67,7 +66,7 @@ class LearnedKernel:
 
 
 def most_attended(maps: torch.Tensor) -> List[HeadOffset]:
-    """The most attended offset of each head of maps, shape (images, heads, H, W, H, W)."""
+    """Find the most attended offset of each head, from maps of shape (images, heads, H, W, H, W)."""
     height, width = grid_size(maps)
     offsets = torch.cartesian_prod(torch.arange(1 - height, height), torch.arange(1 - width, width))
     rows = offsets.split(2 * width - 1)  # a row of offsets at a time, as all take much memory
@@ -86,18 +85,15 @@ def learned_kernel(
         threshold: float = 0.5,
         taps: Optional[Sequence[Offset]] = None,
 ) -> LearnedKernel:
-    """The kernel that a layer learned, from its attention maps.
+    """Find the sparse kernel of a layer from its attention maps.
 
     Args:
         maps: Attention maps, shape (..., heads, H, W, H, W), query first; leading axes for images.
-        threshold: Share of a query's attention, from 0 to 1. No two offsets have more than half.
-        taps: Offsets that the residual is taken to, the layer's own taps by default.
-
-    Returns:
-        The kernel.
+        threshold: Attention from 0 to 1 that a fixed head exceeds at every query.
+        taps: Offsets for the residual, by default the taps of the layer.
 
     Raises:
-        ValueError: If the maps have another shape, or the threshold is no share.
+        ValueError: If the maps have another shape, or the threshold is not from 0 to 1.
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f'threshold={threshold!r}: needs a number from 0 to 1')
@@ -114,7 +110,7 @@ def learned_kernel(
 
 
 def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
-    """The same net as it is before any training; None if it can't initialise itself, heads included."""
+    """Copy a net and initialise it by ``init_weights`` with seed 0; None if the net cannot initialise its heads."""
     model = copy.deepcopy(model)
     init_weights: Any = getattr(model, 'init_weights', None)
     if init_weights is None or any(isinstance(m, ConvAttention) for m in model.modules()):
@@ -127,7 +123,7 @@ def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
 
 @torch.no_grad()
 def look_at_maps(model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T]) -> List[T]:
-    """Apply a function to the maps of each layer of a net in turn, in eval mode."""
+    """Apply a function to the attention maps of each layer of a net in eval mode."""
     seen: List[T] = []
     model = copy.deepcopy(model).eval()
     for layer in model.modules():
@@ -142,19 +138,19 @@ def learned_kernels(
         images: Optional[torch.Tensor] = None,
         threshold: float = 0.5,
 ) -> List[LearnedKernel]:
-    """The kernel that each layer of a net learned, and the same of the net before training.
+    """Find the sparse kernel of each layer of a net, before and after training.
 
     Args:
         model: A net with :class:`SelfAttention2d` layers; for maps of other nets see :func:`learned_kernel`.
-        images: Images as the net takes them, shape (B, C, height, width), for a net that looks at content: its fixed
-            heads have the same offset in every image. Nets made by timm that attend by position only need none.
-        threshold: See :func:`learned_kernel`.
+        images: Input of the net, shape (B, C, height, width). Only nets that look at content need images. Their fixed
+            heads attend to the same offset in every image.
+        threshold: Attention from 0 to 1 that a fixed head exceeds at every query.
 
     Returns:
-        One kernel for each layer, in the order they run.
+        One kernel for each layer, in the order of execution.
 
     Raises:
-        ValueError: If the net has no such layers, or there are no images where it needs some.
+        ValueError: If the net has no such layers, or needs images and gets none.
     """
     layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
     if not layers:
@@ -167,6 +163,6 @@ def learned_kernels(
     before = untrained_copy(model)
     if before is None:
         return kernels
-    taps = iter([kernel.taps for kernel in kernels])
-    untrained = look_at_maps(before, images, lambda maps: learned_kernel(maps, threshold, next(taps)))
+    trained = iter(kernels)
+    untrained = look_at_maps(before, images, lambda maps: learned_kernel(maps, threshold, next(trained).taps))
     return [replace(kernel, untrained=first) for kernel, first in zip(kernels, untrained)]

@@ -1,7 +1,8 @@
-"""Attention without attention: heads that look at one offset, as shifts of the image.
+"""Attention heads as shifts of the image.
 
-With ``s_h`` the shift by the offset of head h, a layer of shifts returns ``sum_h s_h(X) W_h``: a convolution with a
-sparse kernel, which is a gather and one product. Beyond the border a shift has the nearest pixel.
+A head that gives all of its attention to one offset shifts the image by that offset. If all heads of a layer are
+shifts s_h, the layer computes ``sum_h s_h(X) W_h``, a convolution with a sparse kernel: one gather and one product.
+Beyond the border a shift takes the nearest pixel.
 """
 import copy
 from dataclasses import dataclass
@@ -25,9 +26,9 @@ class ShiftReport:
     """Heads that became shifts.
 
     Attributes:
-        shifts: For each layer a list of (head, (row, column)), offsets in pixels from the query.
-        lost: For each layer the attention that these heads gave to other pixels, mean over heads and queries; None
-            without shifts. 0 is an exact conversion.
+        shifts: (head, (row, column)) pairs for each layer, offsets in pixels from the query.
+        lost: For each layer the mean attention that these heads gave to other pixels, None without shifts. The
+            conversion of a layer is exact if this is 0.
         heads: Number of heads of the net.
     """
     shifts: List[List[Shift]]
@@ -41,26 +42,23 @@ class ShiftReport:
 
 @register_notrace_module
 class ShiftAttention2d(nn.Module):
-    """An attention layer whose heads, or some of them, are shifts: input and output have shape (B, H, W, dim).
+    """Attention layer in which some or all heads are shifts: input and output have shape (B, H, W, dim).
 
-    Weights train, offsets do not. Dropout of attention probabilities leaves shifts alone.
+    Weights train, offsets are fixed. Dropout of attention probabilities does not apply to shifts.
 
     Attributes:
         offsets: Offsets of the shifts in pixels, a buffer of shape (shifts, 2).
-        value: Values of the shifts, as :class:`SelfAttention2d` has them.
-        rest: The other heads, without the Linear after their values; None without other heads.
-        proj: The Linear after the values of all heads.
+        value: Value matrices of the shifts.
+        rest: The other heads as attention, without the last Linear; None if all heads are shifts.
+        proj: The last Linear.
     """
     offsets: torch.Tensor
 
     def __init__(self, attn: SelfAttention2d, shifts: Sequence[Shift]):
         """
         Args:
-            attn: The layer; it is left as it is.
+            attn: The layer. It stays unchanged.
             shifts: Heads, each once, and their (row, column) offsets.
-
-        Raises:
-            ValueError: If there is no shift, or a head does not exist or stands twice.
         """
         super().__init__()
         heads = [head for head, _ in shifts]
@@ -68,8 +66,8 @@ class ShiftAttention2d(nn.Module):
         if not heads or len(heads) + len(others) != attn.num_heads:
             raise ValueError(f'shifts={list(shifts)}: needs heads from 0 to {attn.num_heads - 1}, each once')
         self.dim, self.num_heads, self.terms = attn.dim, attn.num_heads, attn.terms
-        self.register_buffer('offsets', torch.tensor(
-            [offset for _, offset in shifts], device=next(attn.parameters()).device).long())
+        offsets = torch.tensor([offset for _, offset in shifts], device=next(attn.parameters()).device)
+        self.register_buffer('offsets', offsets.long())
         own: Any = copy.deepcopy(attn)
         own.keep_heads(heads)
         self.value, self.proj, self.proj_drop = own.value, own.proj, own.proj_drop
@@ -81,8 +79,7 @@ class ShiftAttention2d(nn.Module):
             self.value.bias = None  # the other heads have it
 
     def forward(self, x: torch.Tensor, key: None = None) -> torch.Tensor:
-        """Shift and attend; there are no keys, as no head looks at content."""
-        height, width = x.shape[1], x.shape[2]
+        height, width = x.shape[1:3]
         rows, cols = (
             (torch.arange(n, device=x.device)[:, None] + offset).clamp(0, n - 1)
             for n, offset in zip((height, width), self.offsets.T))
@@ -93,30 +90,36 @@ class ShiftAttention2d(nn.Module):
         return self.proj_drop(self.proj(out))
 
 
-def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Module:
-    """A net with given shifts for some heads. With those of a report it loads the weights of such a net.
-
-    Args:
-        model: A net with :class:`SelfAttention2d` layers that attend by position only. Merge its adapters (LoRA) first.
-        shifts: For each layer the (head, (row, column)) to replace, offsets in pixels from the query.
-
-    Returns:
-        A copy of the net, in the same mode and on the same device.
-
-    Raises:
-        ValueError: If a layer looks at content, shifts and layers differ in number, there is no such head, or part of a
-            layer is wrapped, parametrized or hooked.
-    """
+def position_layers(model: nn.Module) -> List[str]:
+    """Names of a net's attention layers, a ValueError if one of them looks at content."""
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, SelfAttention2d)]
     if not layers or any(layer.terms != ('position',) for _, layer in layers):
         raise ValueError(
             f'model={type(model).__name__}: needs SelfAttention2d layers that attend by position only; heads that look '
             'at content are no shifts')
-    if len(shifts) != len(layers):
-        raise ValueError(f'shifts for {len(shifts)} layers: needs them for {len(layers)}')
+    return [name for name, _ in layers]
+
+
+def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Module:
+    """Copy a net and replace given heads by shifts. To load saved weights of a net of shifts, pass its report's shifts.
+
+    Args:
+        model: A net with :class:`SelfAttention2d` layers that attend by position only. Merge its adapters (LoRA) first.
+        shifts: (head, (row, column)) pairs for each layer, offsets in pixels from the query.
+
+    Returns:
+        The copy, in the same mode and on the same device.
+
+    Raises:
+        ValueError: If a layer looks at content, the number of layers is wrong, a head does not exist, or part of a
+            layer is wrapped, parametrized or hooked.
+    """
+    names = position_layers(model)
+    if len(shifts) != len(names):
+        raise ValueError(f'shifts for {len(shifts)} layers: needs them for {len(names)}')
     check_dense(model, ATTENTION)
     net = copy.deepcopy(model)
-    for (name, _), own in zip(layers, shifts):
+    for name, own in zip(names, shifts):
         layer: Any = net.get_submodule(name)
         if own:
             net.set_submodule(name, ShiftAttention2d(layer, own))
@@ -124,24 +127,21 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
 
 
 def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, ShiftReport]:
-    """Replace heads that look at one offset by shifts of the image; the others stay attention.
-
-    A layer of shifts only is a convolution with a sparse kernel. The conversion is exact for one-hot maps, borders
-    included; otherwise the report says how much attention is lost.
+    """Replace heads that attend to one offset by shifts of the image. Other heads remain attention.
 
     Args:
-        model: A net made by timm with :class:`SelfAttention2d` layers that attend by position only; it is left as it
-            is. Its offsets are found on the grid of its image size; the result takes other sizes as it does.
-        threshold: Attention that a head has to give to one offset at every query, from 0 to 1; 0 replaces all heads, by
-            their most attended offsets.
+        model: A timm model with :class:`SelfAttention2d` layers that attend by position only. It stays unchanged. The
+            offsets are those on the grid of its image size; the result takes the same sizes as the model.
+        threshold: Least attention, from 0 to 1, that a head has to give to its offset at every query. 0 replaces all
+            heads, each by its most attended offset.
 
     Returns:
-        The net, in the same mode and on the same device, and the report.
+        The net, in the same mode and on the same device, and a report.
 
     Raises:
-        ValueError: If the net looks at content or has no such layers, or the threshold is no share.
+        ValueError: If the net looks at content or has no such layers, or the threshold is not from 0 to 1.
     """
-    with_shifts(model, [[] for m in model.modules() if isinstance(m, SelfAttention2d)])  # refuses other nets
+    position_layers(model)
     kernels = learned_kernels(model, threshold=threshold)
     shifts = [[(number, head.offset) for number, head in enumerate(kernel.heads) if head.least >= threshold]
               for kernel in kernels]
