@@ -91,7 +91,7 @@ class ShiftAttention2d(nn.Module):
 
 
 def position_layers(model: nn.Module) -> List[str]:
-    """Names of a net's attention layers, a ValueError if one of them looks at content."""
+    """Names of a net's attention layers, a ValueError if any looks at content."""
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, SelfAttention2d)]
     if not layers or any(layer.terms != ('position',) for _, layer in layers):
         raise ValueError(
@@ -130,8 +130,8 @@ def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, Shif
     """Replace heads that attend to one offset by shifts of the image. Other heads remain attention.
 
     Args:
-        model: A timm model with :class:`SelfAttention2d` layers that attend by position only. It stays unchanged. The
-            offsets are those on the grid of its image size; the result takes the same sizes as the model.
+        model: A timm model with :class:`SelfAttention2d` layers that attend by position only. It stays unchanged. Its
+            image size gives the grid on which offsets are found; the result takes the same sizes as the model.
         threshold: Least attention, from 0 to 1, that a head has to give to its offset at every query. 0 replaces all
             heads, each by its most attended offset.
 

@@ -1,5 +1,4 @@
-"""The convolution that each layer learned: the offsets of its heads (the sparse convolution of the paper's conclusion).
-"""
+"""Figure of the sparse convolution that each layer learned."""
 import math
 from typing import Sequence
 
@@ -21,7 +20,7 @@ KEY = (
 
 
 def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
-    """A layer's taps and wide heads on pixels up to a distance from the query."""
+    """Draw the taps and the wide heads of a layer up to ``reach`` pixels from the query."""
     lines = [x + 0.5 for x in range(-reach - 1, reach + 1)]
     ax.hlines(lines, -reach - 0.5, reach + 0.5, color='0.9', linewidth=0.3, zorder=-2)
     ax.vlines(lines, -reach - 0.5, reach + 0.5, color='0.9', linewidth=0.3, zorder=-2)
@@ -32,18 +31,19 @@ def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
             ax.add_patch(Circle(
                 head.center[::-1], head.spread, fill=False, color=head_style(head.head)[0], linestyle='--',
                 linewidth=0.5))
-    for row, col in layer.kernel.taps:
-        heads = [number for number in layer.kernel.fixed if layer.kernel.heads[number].offset == (row, col)]
+    kernel = layer.kernel
+    for row, col in kernel.taps:
+        heads = [number for number in kernel.fixed if kernel.heads[number].offset == (row, col)]
         for number in heads:
-            side = math.sqrt(layer.kernel.heads[number].mean)
+            side = math.sqrt(kernel.heads[number].mean)
             ax.add_patch(Rectangle(
                 (col - side / 2, row - side / 2), side, side, facecolor=head_style(number)[0], linewidth=0, alpha=0.85))
         ax.text(
             col, row, ','.join(map(str, heads)), ha='center', va='center', fontsize=4, color=head_style(heads[0])[0],
             weight='bold', path_effects=HALO, zorder=4).set_in_layout(False)
     ax.set(xlim=(-reach - 0.5, reach + 0.5), ylim=(reach + 0.5, -reach - 0.5), aspect='equal')
-    ax.set_title(f'layer {layer.layer}: {len(layer.kernel.fixed)} of {len(layer.heads)} heads, '
-                 f'{len(layer.kernel.taps)} offset{"" if len(layer.kernel.taps) == 1 else "s"}')
+    ax.set_title(f'layer {layer.layer}: {len(kernel.fixed)} of {len(layer.heads)} heads, '
+                 f'{len(kernel.taps)} offset{"" if len(kernel.taps) == 1 else "s"}')
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
         axis.set_tick_params(length=0)
@@ -51,12 +51,12 @@ def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
 
 @styled
 def figure_kernels(layers: Sequence[LayerReport], small: str = '', net: str = '') -> Figure:
-    """The taps that the heads of each layer are, a panel a layer, offsets in pixels.
+    """Draw the taps of each layer in a panel, offsets in pixels.
 
     Args:
-        layers: What :func:`timm_selfconv.look.heads.report_heads` returns.
-        small: More of the small print, such as what the numbers are means over.
-        net: Which net it is, for the title.
+        layers: Reports from :func:`timm_selfconv.look.heads.report_heads`.
+        small: Small print under the title, before the key.
+        net: Name of the net, for the title.
     """
     wide = [head.center for layer in layers for head in layer.heads if head.head not in layer.kernel.fixed]
     offsets = [offset for layer in layers for offset in layer.kernel.taps] + wide
