@@ -19,8 +19,8 @@ from timm_selfconv.files import PICTURES, as_value_error, natural_key, picture_f
 from timm_selfconv.weights.loading import require_hub
 
 __all__ = [
-    'PictureDataset', 'PictureReader', 'class_names', 'data_config', 'data_name', 'first_folder', 'label_names',
-    'load_images', 'match_classes', 'open_dataset', 'open_images', 'picture_transform', 'preprocess',
+    'PictureDataset', 'PictureReader', 'check_labels', 'class_names', 'data_config', 'data_name', 'first_folder',
+    'label_names', 'load_images', 'match_classes', 'open_dataset', 'open_images', 'picture_transform', 'preprocess',
     'rank_classes', 'sample_pictures', 'to_picture', 'top_classes']
 
 Images = Tuple[torch.Tensor, torch.Tensor]  # uint8, shape (N, C, H, W), and their labels, shape (N,)
@@ -114,6 +114,13 @@ class PictureDataset(ImageDataset):
                 self.target_transform(label) if self.target_transform else label)
 
 
+def check_labels(what: str, labels: torch.Tensor, num_classes: int) -> None:
+    """Raise a ValueError, which begins with ``what``, for labels that are not class numbers."""
+    low, high = (int(label) for label in labels.aminmax())
+    if low < 0 or high >= num_classes:
+        raise ValueError(f'{what}: labels from {low} to {high} do not fit a net with {num_classes} classes')
+
+
 def label_numbers(dataset: Any) -> Dict[str, int]:
     """Return the labels of a dataset by class name, empty without names."""
     return getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
@@ -174,16 +181,9 @@ def open_dataset(
 ) -> Any:
     """Open a folder of pictures, a folder of parquet files in the Hub's layout, or a dataset by its timm name.
 
-    Args:
-        data: Folder or name.
-        split: Name of the split.
-        data_dir: Folder of the files, for some names.
-        input_key: Column of the images, in the Hub's layout.
-        target_key: Column of the labels, None without labels.
-        class_map: timm's class map, a dictionary or a file with a class name per line.
-
-    Raises:
-        ValueError: If there are no such data, columns or images.
+    ``data_dir`` is the folder of the files, for some names; ``input_key`` and ``target_key`` are the columns of images
+    and labels (None without labels); ``class_map`` is timm's, a dictionary or a file with a class name per line. Raises
+    a ValueError if there are no such data, columns or images.
     """
     folder = Path(data)
     if data and folder.is_dir():
@@ -231,8 +231,6 @@ def data_name(data: str) -> str:
 
 def sample_pictures(data: str, split: str, data_dir: Optional[str], input_key: str, count: int) -> List[Image.Image]:
     """Sample evenly spaced pictures of a dataset (:func:`open_dataset`), which gives all classes if it is sorted."""
-    if count < 1:
-        raise ValueError(f'count={count}: needs at least 1')
     dataset = open_dataset(data, split, data_dir, input_key, None)
     check_numbered(dataset)
     numbers = trange(min(count, len(dataset)), desc='pictures', leave=False, disable=None)

@@ -1,6 +1,7 @@
 """Fine-tuning: from a folder of pictures to a net for the other commands."""
 import json
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,27 +19,22 @@ NET = 'sa_quadratic_tiny_cifar'
 BRIEF = ['pretrained=false', SMALL, 'epochs=2']
 
 
-@pytest.fixture(scope='module')
-def digits(tmp_path_factory):
+@pytest.fixture
+def digits(tmp_path):
     """The first 40 digits of three classes of scikit-learn, 8 x 8 pixels."""
     found = pytest.importorskip('sklearn.datasets').load_digits()
-    folder = tmp_path_factory.mktemp('digits')
+    folder = tmp_path / 'digits'
     for label, name in zip((1, 3, 4), ('one', 'three', 'four')):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
         for i, pixels in enumerate(found.images[found.target == label][:40]):
             Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(folder / name / f'{i}.png')
     return folder
 
 
-@pytest.fixture(scope='module')
-def net(digits, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('nets') / 'net'
-    main(['finetune', NET, str(digits), '--output', str(folder), 'hflip=0', '--img-size', '16', 'batch_size=16'])
-    return folder
-
-
 @pytest.mark.slow
-def test_digits_are_told_apart_and_the_card_says_how(digits, net):
+def test_digits_are_told_apart_by_a_net_for_other_commands(digits, tmp_path, capsys):
+    net = tmp_path / 'net'
+    main(['finetune', NET, str(digits), '--output', str(net), 'hflip=0', '--img-size', '16', 'batch_size=16'])
     model = timm.create_model(f'local-dir:{net}', pretrained=True).eval()
     config, card = json.loads((net / 'config.json').read_text()), (net / 'README.md').read_text()
     assert config['label_names'] == ['four', 'one', 'three'] and config['num_classes'] == 3
@@ -50,32 +46,31 @@ def test_digits_are_told_apart_and_the_card_says_how(digits, net):
     accuracy = float(re.search(r'\| validation accuracy \| ([\d.]+) ', card)[1])
     assert accuracy > 0.8 and 24 * accuracy == pytest.approx(round(24 * accuracy), abs=0.01)
     assert f'| initialised from | {NET} |\n| teacher | none |' in card
-    assert '| data | digits0: 96 pictures to train on, 24 to validate on (20% of each class, ' in card
+    assert '| data | digits: 96 pictures to train on, 24 to validate on (20% of each class, ' in card
     assert '```text\nhflip=0 batch_size=16\n```' in card and "create_model('local-dir:net', pretrained=True)" in card
     assert 'for pictures of 16 x 16 pixels and 3 classes: four, one, three.' in card
-
-
-@pytest.mark.slow
-def test_other_commands_take_the_net(digits, net, capsys):
     main(['classify', f'local-dir:{net}', str(digits / 'three' / '0.png')])
     assert 'three' in capsys.readouterr().out
     main(['eval', f'local-dir:{net}', '--data', str(digits)])
     assert 'on 120 images' in capsys.readouterr().out
 
 
-def test_a_killed_one_goes_on_and_a_whole_one_stays(digits, tmp_path, monkeypatch, refused):
+@pytest.fixture
+def own(tmp_path):
+    return str(fill(tmp_path / 'own', ['cat', 'dog'], count=7))
+
+
+def test_a_killed_one_goes_on_and_a_whole_one_stays(own, tmp_path, monkeypatch, refused):
     def command(output):
-        return ['finetune', NET, str(digits), '--seed', '3', '--output', str(tmp_path / output), *BRIEF]
+        return ['finetune', NET, own, '--seed', '3', '--output', str(tmp_path / output), *BRIEF]
 
     def finetune(output):
         main(command(output))
         return {path.name: path.read_bytes() for path in (tmp_path / output).glob('*.*') if path.suffix != '.tar'}
 
-    def killed(*args):
-        raise KeyboardInterrupt
     whole = finetune('whole')
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer, 'save_history', killed)
+        patch.setattr(trainer, 'save_history', mock.Mock(side_effect=KeyboardInterrupt))
         finetune('killed')
     assert not (tmp_path / 'killed' / 'config.json').exists()
     resumed = finetune('killed')
@@ -84,19 +79,19 @@ def test_a_killed_one_goes_on_and_a_whole_one_stays(digits, tmp_path, monkeypatc
     refused("another recipe (['lr'] differ)", [*command('killed'), 'lr=0.5'])
 
 
-def test_teachers_pass_on(digits, tmp_path):
+def test_teachers_pass_on(own, tmp_path):
     """From a net to a net that starts from it."""
     nets = [tmp_path / name for name in ('first', 'second')]
-    main(['finetune', NET, str(digits), '--output', str(nets[0]), *BRIEF, 'epochs=1'])
+    main(['finetune', NET, own, '--output', str(nets[0]), *BRIEF, 'epochs=1'])
     card = (nets[0] / 'README.md').read_text()
     assert '| initialised from | none |\n| teacher | none |' in card
     (nets[0] / 'README.md').write_text(card.replace('teacher | none', 'teacher | resnet18_cifar (0.9474)'))
-    main(['finetune', f'local-dir:{nets[0]}', str(digits), '--output', str(nets[1]), 'epochs=1'])
+    main(['finetune', f'local-dir:{nets[0]}', own, '--output', str(nets[1]), 'epochs=1'])
     assert '| initialised from | first |\n| teacher | resnet18_cifar |' in (nets[1] / 'README.md').read_text()
 
 
-def test_pictures_of_every_kind_are_trained_on_and_unreadable_ones_named(tmp_path, capsys, refused):
-    command = ['finetune', NET, str(fill(tmp_path / 'own', ['cat', 'dog'], count=7)), *BRIEF, '--output']
+def test_pictures_of_every_kind_are_trained_on_and_unreadable_ones_named(own, tmp_path, capsys, refused):
+    command = ['finetune', NET, own, *BRIEF, '--output']
     for number, file in enumerate(sorted((tmp_path / 'own').rglob('*.png'))):
         image = Image.open(file).copy()
         file.unlink()

@@ -82,21 +82,11 @@ def test_demo(capsys):
     assert 'Table 1' in out and '12.1M' in out
 
 
-def test_figures(little, folder, tmp_path, capsys, refused):
-    model = timm.create_model(little, pretrained=True)
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run' / 'summary.csv').write_text('epoch,eval_top1\n0,40.0\n1,50.0\n')
-    for epoch in range(2):
-        state = dict(epoch=epoch, args=argparse.Namespace(seed=42), state_dict=model.state_dict())
-        torch.save(state, tmp_path / 'run' / f'checkpoint-{epoch}.pth.tar')
-    run = str(tmp_path / 'run')
+def test_figures(little, tmp_path, capsys, refused):
     command = ['figures', little, '--out', str(tmp_path / 'out')]
-    main([*command, '--images', f'{folder}/test/3/0.png', '--query', '1', '3', '--versus', little, '--run', run,
-          '--curves', run, 'sa_learned_tiny_cifar'])
+    main(command)
     files = capsys.readouterr().out.split()
     assert sorted(files) == sorted(map(str, (tmp_path / 'out').iterdir()))
-    assert {'centers', 'attention', 'statistics', 'heads', 'overlay-0', 'curves', 'training'} < {
-        Path(file).stem for file in files}
     assert all(Image.open(file).width == 990 for file in files)  # 5.5 inches at 180 dots
     os.remove(files[0])
     refused('out exists', command)
@@ -104,9 +94,20 @@ def test_figures(little, folder, tmp_path, capsys, refused):
 
 
 @pytest.mark.slow
-def test_figures_over_a_dataset(little, folder, tmp_path):
-    main(['figures', little, '--data', folder, '--count', '3', '--out', str(tmp_path / 'out'), '--format', 'svg'])
-    assert 'average.svg' in {file.name for file in (tmp_path / 'out').iterdir()}
+def test_figures_of_runs_pictures_and_datasets(little, folder, tmp_path):
+    model = timm.create_model(little, pretrained=True)
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'summary.csv').write_text('epoch,eval_top1\n0,40.0\n1,50.0\n')
+    for epoch in range(2):
+        state = dict(epoch=epoch, args=argparse.Namespace(seed=42), state_dict=model.state_dict())
+        torch.save(state, tmp_path / 'run' / f'checkpoint-{epoch}.pth.tar')
+    run = str(tmp_path / 'run')
+    main(['figures', little, '--out', str(tmp_path / 'out'), '--images', f'{folder}/test/3/0.png', '--query', '1', '3',
+          '--versus', little, '--run', run, '--curves', run, 'sa_learned_tiny_cifar'])
+    assert {'centers', 'attention', 'statistics', 'heads', 'overlay-0', 'curves', 'training'} < {
+        file.stem for file in (tmp_path / 'out').iterdir()}
+    main(['figures', little, '--data', folder, '--count', '3', '--out', str(tmp_path / 'svg'), '--format', 'svg'])
+    assert (tmp_path / 'svg' / 'average.svg').is_file()
 
 
 def test_explore(checkpoint, folder, tmp_path, capsys, refused):

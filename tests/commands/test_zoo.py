@@ -8,8 +8,8 @@ from timm_selfconv.models import zoo_names
 from timm_selfconv.cli import main
 
 
-def test_bench_against_the_released_algorithm(capsys):
-    command = ['bench', 'sa_quadratic_tiny_cifar', '--img-size', '8', '--batch-size', '1', '2', '--seconds', '0.01']
+def test_bench_against_the_released_algorithm(little, capsys):
+    command = ['bench', little, '--img-size', '8', '--batch-size', '1', '2', '--seconds', '0.01']
     main(command)
     out = capsys.readouterr().out
     assert out.count('released algorithm') == out.count('timm_selfconv') == 2 and 'of the GEMM limit' in out
@@ -40,6 +40,7 @@ def test_export_writes_a_measured_card_and_nothing_twice(checkpoint, named, tmp_
     main(command)
     card = (tmp_path / 'out' / f'{name}.md').read_text()
     assert '| seed | 42 |' in card and '| recipe | a=b |' in card
+    assert '| input | 3 x 32 x 32 |' in card and '| classes | 10: airplane, ' in card
     assert '(10 images of the test split of data, from this file' in card and 'CIFAR-10' not in card
 
     monkeypatch.chdir(tmp_path / 'out')  # the code of the card loads this file
@@ -50,11 +51,3 @@ def test_export_writes_a_measured_card_and_nothing_twice(checkpoint, named, tmp_
     torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
     refused('exists', command)
     assert (tmp_path / 'out' / f'{name}.md').read_text() == card
-
-
-def test_a_card_where_weights_ship_loads_them_by_name(checkpoint, named, tmp_path):
-    output = tmp_path / 'timm_selfconv' / 'weights'
-    main(['export', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--data', named, '--output', str(output)])
-    card = next(output.glob('*.md')).read_text()
-    assert "create_model('sa_quadratic_tiny_cifar.cifar10', pretrained=True).eval()" in card
-    assert '| input | 3 x 32 x 32 |' in card and '| classes | 10: airplane, ' in card

@@ -63,6 +63,8 @@ def test_folders_are_matched_by_name_not_by_position(tmp_path):
         evaluate(RedMeter(), str(tmp_path))
     (tmp_path / 'map.txt').write_text('\n'.join(CIFAR10_CLASSES).replace('ship', 'boat'))
     assert evaluate(RedMeter(), str(tmp_path), class_map=str(tmp_path / 'map.txt')).top1 == 1
+    with pytest.raises(ValueError, match=r"classes: the dataset's are \[''\]"):  # of a folder without folders
+        evaluate(RedMeter(), str(tmp_path / 'cat'))
 
 
 def test_names_are_matched_loosely_only_if_they_stay_distinct():
@@ -75,12 +77,6 @@ def test_names_are_matched_loosely_only_if_they_stay_distinct():
     assert match(['Cat', 'fire truck'], ['cat', 'fire_truck']) == {0: 0, 1: 1}
     with pytest.raises(ValueError, match="classes: the dataset's are"):
         match(['A', 'a', 'b'], ['B', 'a'])  # loosely, A and a are one name
-
-
-def test_an_unsorted_folder_has_no_classes(tmp_path):
-    picture(3).save(tmp_path / 'a.png')
-    with pytest.raises(ValueError, match=r"classes: the dataset's are \[''\]"):
-        evaluate(RedMeter(), str(tmp_path))
 
 
 def test_the_hub_s_label_names_are_matched_too(tmp_path):
@@ -112,9 +108,8 @@ def test_pictures_stand_upright(tmp_path):
 
 
 def test_labels_beyond_the_classes_are_refused(folder):
-    model = timm.create_model('sa_quadratic_tiny_cifar', num_classes=4)
-    with pytest.raises(ValueError, match=r'labels from 0 to 9.*4 classes'):
-        evaluate(model, str(folder))
+    with pytest.raises(ValueError, match=r'data=.*labels from 0 to 9.*4 classes'):
+        evaluate(timm.create_model('sa_quadratic_tiny_cifar', num_classes=4, depth=1), str(folder))
 
 
 def test_data_and_splits_that_do_not_exist_are_named(folder):
@@ -131,9 +126,7 @@ def test_files_that_are_no_picture_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 64 * 64)  # twice as many are a decompression bomb
     Image.new('L', (128, 128)).save(tmp_path / 'bomb.png')
     (tmp_path / 'text.png').write_text('not a picture')
-    Image.effect_noise((64, 64), 50.).save(tmp_path / 'half.png')
-    (tmp_path / 'half.png').write_bytes((tmp_path / 'half.png').read_bytes()[:1000])
-    for name in ('text.png', 'half.png', '.', 'bomb.png'):
+    for name in ('text.png', '.', 'bomb.png'):
         with pytest.raises(ValueError, match=r'image .*readable picture'):
             open_images([tmp_path / name])
 

@@ -47,7 +47,8 @@ def test_no_images_give_no_logits(name):
     assert model.train()(x).shape == (0, 10)
 
 
-@pytest.mark.parametrize('name', ['sa_learned_content_hier_cifar', 'resvit_hier_cifar', 'san_patchwise_cifar'])
+@pytest.mark.parametrize('name', [
+    'sa_learned_content_hier_cifar', 'resvit_hier_cifar', pytest.param('san_patchwise_cifar', marks=pytest.mark.slow)])
 def test_plain_symbolic_trace_and_quantization_by_fx(name):
     """Integers of 8 bits change the logits by a share of their norm, and where they saturate by most of it."""
     torch.manual_seed(0)

@@ -75,13 +75,10 @@ def test_channels_are_white_and_of_the_scale(conv, correlated):
     assert out.square().mean() == pytest.approx(0.25, rel=2e-3)  # of finitely many patches
 
 
-def test_directions_without_variance_stay_finite(correlated):
+def test_directions_without_variance_stay_finite_and_groups_are_refused(correlated):
     conv = nn.Conv2d(3, 16, 2, 2)
     whiten_stem(conv, correlated[:, :1].expand(-1, 3, -1, -1), 1.)  # grey: two of three colours tell nothing new
     assert conv.weight.isfinite().all() and conv.weight.abs().max() < 5e-4 ** -0.5 * 2
-
-
-def test_grouped_convolutions_are_refused(correlated):
     with pytest.raises(ValueError, match='groups=3: whitening needs'):
         whiten_stem(nn.Conv2d(3, 3, 2, groups=3), correlated, 1.)
 

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm, trange
 
-from timm_selfconv.data import class_names, match_classes, open_dataset, picture_transform
+from timm_selfconv.data import check_labels, class_names, match_classes, open_dataset, picture_transform
 
 __all__ = ['Evaluation', 'evaluate', 'is_cifar10_test']
 
@@ -56,12 +56,8 @@ def evaluate(
         model: The classifier, with a timm configuration.
         data: A folder in the parquet layout of the Hub, a folder with a folder per class, or a dataset name of timm
             ('hfds/uoft-cs/cifar10', 'torch/cifar10', ...).
-        split: Split of the dataset.
-        batch_size: Images per batch.
         data_dir: Folder with the files of a named dataset.
-        input_key: Column of the images.
-        target_key: Column of the labels.
-        device: Name of a torch device.
+        input_key, target_key: Columns of images and labels.
         class_map: Class map of timm. Without it, the names of the labels are matched with ``label_names`` of the model.
 
     Raises:
@@ -86,10 +82,7 @@ def evaluate(
     seconds = time.perf_counter() - start
 
     label, num_classes = torch.cat(labels), logits.shape[1]
-    if int(label.max()) >= num_classes or int(label.min()) < 0:
-        raise ValueError(
-            f'data={data!r}: has labels from {int(label.min())} to {int(label.max())}, the model has '
-            f'{num_classes} classes')
+    check_labels(f'data={data!r}', label, num_classes)
     hit = torch.cat(predictions) == label[:, None]
     top1, top5 = hit[:, 0].double(), hit.any(1).double()
     names = class_names(model, num_classes)

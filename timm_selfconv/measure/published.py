@@ -19,30 +19,17 @@ PAIRWISE_COUNT = 'The published 3.74M is the count of the pairwise net; patchwis
 
 @dataclass(frozen=True)
 class Published:
-    """A row of a published table.
-
-    Attributes:
-        source: Publication.
-        table: Number of the table.
-        label: Name of the net in the table.
-        name: Name of the net here.
-        accuracy: CIFAR-10 test accuracy, between 0 and 1.
-        parameters: Number of parameters as printed, or '-'.
-        flops: FLOPs as printed, or '-'.
-        milliseconds: Time of one image on a GPU.
-        note: Difference between the published net and the net here.
-        plain: For a hierarchical net (HA), the net of plain attention (SA) to compare with.
-    """
+    """A row of a published table: ``label`` is the name of the net there, ``name`` is its name here."""
     source: str
     table: str
     label: str
     name: str
-    accuracy: float
-    parameters: str = '-'
-    flops: str = '-'
-    milliseconds: Optional[float] = None
-    note: str = ''
-    plain: Optional[str] = None
+    accuracy: float  # on CIFAR-10's test split, between 0 and 1
+    parameters: str = '-'  # as printed
+    flops: str = '-'  # as printed
+    milliseconds: Optional[float] = None  # for one image on a GPU
+    note: str = ''  # difference between the published net and the net here
+    plain: Optional[str] = None  # for a hierarchical net (HA), the net of plain attention (SA) to compare with
 
 
 PAPER_1, PAPER_4 = (partial(Published, PAPER, f'Table {number}') for number in (1, 4))

@@ -1,4 +1,4 @@
-"""The papers' tables with published and measured numbers, read from files without torch."""
+"""The papers' tables with published and measured numbers."""
 import functools
 import json
 import re
@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import tabulate
+import timm
+import torch
 from tqdm import tqdm
 
 from timm_selfconv.files import replace_file
+from timm_selfconv.models import zoo_names
 from timm_selfconv.weights import LICENSE, card_facts, checksums, measured_accuracy, origin, teachers
+from .bench import time_interleaved
+from .counting import count
 from .published import PAPER, PUBLISHED, REPORT
 
 __all__ = ['format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_rows']
@@ -25,18 +30,12 @@ COUNTS = Path(__file__).with_name('counts.json')
 def zoo_counts() -> Dict[str, Dict[str, int]]:
     """Counts of all nets of the zoo by name. Nets without stored counts are counted now."""
     counts = json.loads(COUNTS.read_text())
-    code = ''.join(file.read_text() for file in COUNTS.parent.with_name('models').glob('*.py'))
-    names = re.findall(r'^@register_model\ndef (\w+)', code, re.MULTILINE)  # timm's registry would have to import torch
-    return {name: counts.get(name) or live_counts(name) for name in sorted(names)}
+    return {name: counts.get(name) or live_counts(name) for name in zoo_names()}
 
 
 def live_counts(name: str) -> Dict[str, int]:
-    import timm
-    import timm_selfconv.models  # noqa: F401  registers the net
-    from .counting import count
-
-    input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
-    return asdict(count(timm.create_model(name), input_size))
+    model: Any = timm.create_model(name)
+    return asdict(count(model, model.pretrained_cfg['input_size']))
 
 
 def measure(name: str) -> Dict[str, Any]:
@@ -51,15 +50,10 @@ def measure(name: str) -> Dict[str, Any]:
 
 def time_ratio(plain: str, name: str) -> float:
     """Ratio of the times of two nets of the zoo for a batch of 4."""
-    import timm
-    import torch
-    import timm_selfconv.models  # noqa: F401  registers the nets
-    from .bench import time_interleaved
-
-    input_size: Any = timm.get_pretrained_cfg_value(name, 'input_size')
-    images = torch.randn(4, *input_size)
+    nets: List[Any] = [timm.create_model(net).eval() for net in (plain, name)]
+    images = torch.randn(4, *nets[1].pretrained_cfg['input_size'])
     with torch.inference_mode():
-        first, second = time_interleaved([partial(timm.create_model(net).eval(), images) for net in (plain, name)])
+        first, second = time_interleaved([partial(net, images) for net in nets])
     return first / second
 
 
@@ -181,8 +175,6 @@ def replace_table(readme: Path, text: str) -> None:
 
 
 if __name__ == '__main__':  # in a checkout: update the stored counts and the tables of the READMEs
-    from timm_selfconv.models import zoo_names
-
     lines = ',\n'.join(f'  "{name}": {json.dumps(live_counts(name))}' for name in tqdm(zoo_names()))  # a net a line
     replace_file(COUNTS, lambda file: file.write_text(f'{{\n{lines}\n}}\n'))
     replace_table(COUNTS.parents[2] / 'README.md', format_zoo([row for row in zoo_rows() if row['weights']], 'github'))

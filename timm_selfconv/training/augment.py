@@ -39,16 +39,10 @@ def padded_crop(x: torch.Tensor, padding: int, mode: str = 'constant') -> torch.
 
 def random_windows(
         x: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], margin: int = 0) -> Tuple[torch.Tensor, ...]:
-    """Draw a window per image, the first of ten draws that fits, as in timm's augmentations.
+    """Draw a window per image, shape (B, C, H, W): the first of ten draws that fits, as in timm's augmentations.
 
-    Args:
-        x: Images, shape (B, C, H, W).
-        scale: Smallest and largest area of a window as a fraction of the image.
-        ratio: Smallest and largest ratio of width to height.
-        margin: Number of pixels by which windows are smaller than the image.
-
-    Returns:
-        Top, left, height and width in pixels, and whether a draw fits, shape (B,) each.
+    The area is a fraction of the image within ``scale``, width over height is within ``ratio``, and windows are smaller
+    than the image by ``margin`` pixels. Returns top, left, height, width and whether a draw fits, shape (B,) each.
     """
     batch, _, height, width = x.shape
     draws = torch.rand(2, 10, batch, device=x.device)

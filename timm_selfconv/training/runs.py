@@ -35,14 +35,10 @@ def train(
         args: argparse.Namespace, datasets: Sequence[Any], device: torch.device, output: Path,
         batches: Optional[int] = None,
 ) -> Training:
-    """Train the model of a recipe, or resume the run in a folder.
+    """Train the model of a recipe (:func:`~timm_selfconv.training.recipes.read_recipe`), or resume the run in a folder.
 
-    Args:
-        args: Recipe (:func:`~timm_selfconv.training.recipes.read_recipe`).
-        datasets: Training and validation images (:func:`timm_selfconv.data.open_dataset`).
-        device: Device of the training.
-        output: Folder of the run.
-        batches: Number of batches per epoch, None for all full batches.
+    ``datasets`` are training and validation images (:func:`timm_selfconv.data.open_dataset`), ``batches`` their number
+    per epoch, None for all full batches.
 
     Raises:
         ValueError: If recipe, data and folder do not fit together, or another training uses the folder.

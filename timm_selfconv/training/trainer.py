@@ -17,7 +17,7 @@ from torch.utils._triton import has_triton
 from torch.utils.benchmark import Timer
 from tqdm import trange
 
-from timm_selfconv.data import Images
+from timm_selfconv.data import Images, check_labels
 from timm_selfconv.files import as_value_error
 from timm_selfconv.theory import position_blobs
 from .augment import Augment, at_size, size_of_epoch
@@ -51,16 +51,10 @@ def compile_backend(wanted: Optional[str], device: torch.device) -> Optional[str
 
 
 class Training:
-    """A model with its optimizer and the state of its training.
+    """The model of a recipe (:func:`~timm_selfconv.training.net.create_net`), its optimizer and the state of training.
 
-    Args:
-        args: Recipe (:func:`~timm_selfconv.training.recipes.read_recipe`).
-        model: Its model (:func:`~timm_selfconv.training.net.create_net`).
-        data: Training images and labels on the device.
-        batches: Number of batches per epoch, None for all full batches.
-
-    Raises:
-        ValueError: If recipe, model and data do not fit together.
+    ``data`` are training images and labels on the device, ``batches`` is their number per epoch, None for all full
+    batches. Raises a ValueError if recipe, model and data do not fit together.
     """
 
     def __init__(self, args: argparse.Namespace, model: Any, data: Images, batches: Optional[int] = None):
@@ -91,12 +85,10 @@ class Training:
 
     def check(self) -> None:
         """Raise a ValueError for keys that do not fit data or model, before the first epoch."""
-        args, side, num_classes = self.args, min(self.images.shape[-2:]), self.model.num_classes
+        args, side = self.args, min(self.images.shape[-2:])
         if not self.batches:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
-        for name, label in (('smallest', int(self.labels.min())), ('largest', int(self.labels.max()))):
-            if not 0 <= label < num_classes:
-                raise ValueError(f'{name} label {label}: {args.model} has {num_classes} classes')
+        check_labels(f'model={args.model!r}', self.labels, self.model.num_classes)
         if args.crop_padding_mode == 'reflect' and (args.crop_padding or 0) >= side:
             raise ValueError(f'crop_padding={args.crop_padding}: needs less than the image size, {side} pixels')
         if args.stem_whitening is not None and (args.initial_checkpoint or args.pretrained):

@@ -3,7 +3,7 @@
 - ``NAME.safetensors``, ``NAME.md``, ``NAME.history.json``: shipped weights, card and history.
 - ``SHA256SUMS``: checksums of all weights of this version, in the package or on the Hub.
 - ``curves/NET.SEED.history.json``: histories of recipes/curves.yaml, without weights.
-- this file: names and cards, read without torch. history: the history of a run.
+- this file: names and cards. history: the history of a run.
 - loading: files of the package or the Hub. saving: weight files, folders, cards. publishing: repositories on the Hub.
 
 Weights with the tag ``cifar10`` were trained from scratch with labels only, and ``pretrained=True`` loads them. Weights

@@ -1,4 +1,4 @@
-"""The history of a run: a row per epoch with losses, accuracies and heads, read without torch.
+"""The history of a run: a row per epoch with losses, accuracies and heads.
 
 A run writes ``history.json`` into its folder. The history of shipped weights is ``NAME.history.json``. It is one JSON
 object:

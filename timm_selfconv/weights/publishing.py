@@ -17,12 +17,8 @@ def publish(
         model: nn.Module, repo_id: str, card: str, private: bool = False, weights: Optional[Path] = None) -> str:
     """Upload a net to the Hub in one commit, like push_to_hf_hub of timm, but replace an old card.
 
-    Args:
-        model: A net made by timm.
-        repo_id: Repository 'owner/name'. It is created if it does not exist.
-        card: Text of its README.md.
-        private: Create a private repository.
-        weights: File to upload instead of the weights of the model; the commit then gets the tag of this version.
+    Creates the repository 'owner/name' if it does not exist. ``card`` is the text of its README.md. ``weights`` is a
+    file to upload instead of the weights of the model; the commit then gets the tag of this version.
 
     Returns:
         Address of the commit.

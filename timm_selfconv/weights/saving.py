@@ -125,14 +125,9 @@ def card_text(
 ) -> str:
     """A model card in the Hub's format.
 
-    Args:
-        name: Title of the card.
-        summary: Sentence about the net.
-        facts: Rows of the tables of net and training; ``arguments`` become a code block.
-        create: Arguments of timm.create_model.
-        tags: Tags of the metadata.
-        more: Text between the code that creates the net and the section about the training.
-        data: Other metadata, for huggingface_hub.ModelCardData.
+    ``facts`` are rows of the tables of net and training; ``arguments`` become a code block. ``create`` are arguments of
+    timm.create_model, ``more`` is text before the section about the training, and ``data`` is metadata for
+    huggingface_hub.ModelCardData.
     """
     task = 'image-classification'
     metadata = ModelCardData(
