@@ -16,7 +16,7 @@ import torch
 from pictures import fill
 from timm_selfconv.cli import main
 
-NET = 'sa_quadratic_tiny_cifar'
+NET, BARE = 'sa_quadratic_tiny_cifar', 'sa_learned_content_hier_h16_cifar'  # with and without weights
 
 
 @pytest.fixture(scope='module')
@@ -58,14 +58,14 @@ HEADS, EVAL, FIGURES, PRUNE = (
 
 
 @pytest.mark.parametrize('command,message', [
-    (['heads', 'resvit_cifar'], 'resvit_cifar has no trained weights'),
+    (['heads', BARE], f'{BARE} has no trained weights'),
     (['eval', 'resnet_tiny_cifar', '--data', 'data', '--fuse'], 'has no SelfAttention2d layers to fuse'),
     *((command, ': nowhere.png: no such file') for command in (
         ['classify', NET, 'nowhere.png'], [*FIGURES, '--images', 'nowhere.png'],
         [*EVAL, '--checkpoint', 'nowhere.png', '--data', 'data'])),
     (['finetune', NET, 'nowhere', '--output', 'out'], "folder='nowhere': "),
     *((['finetune', net, 'own', *words, '--output', 'out'], message) for net, *words, message in (
-        ['sa_quadratic_h16_cifar', 'has no trained weights yet'], [NET, 'nonsense=1', 'nonsense'],
+        [BARE, 'has no trained weights yet'], [NET, 'nonsense=1', 'nonsense'],
         [NET, '--img-size', '18', 'timm-selfconv: img_size=18: needs'])),
     (['heads', 'resnet18', '--untrained'], 'model=resnet18: has no attention maps; needs'),
     (['classify', NET, 'parquet'], "images=['parquet']: needs pictures"),

@@ -62,7 +62,7 @@ def test_a_student_gives_its_net_s_logits_and_maps_of_its_teacher_s_channels(pai
 
 
 @pytest.mark.parametrize('more,message', [
-    (['kd_model_name=sa_learned_h16_cifar'], r'has no trained weights yet'),
+    (['kd_model_name=sa_learned_content_hier_h16_cifar'], r'has no trained weights yet'),
     (['kd_maps={0: 1}'], r'kd_maps={0: 1}: layer 1, .* its teacher \(kd_model_name\) has 0'),
     (['kd_model_name=resnet_tiny_cifar', 'kd_maps={9: 1}'], r'kd_maps={9: 1}: layer 9, counted from 0: the net has'),
 ])

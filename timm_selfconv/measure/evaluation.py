@@ -91,11 +91,9 @@ def evaluate(
 
 
 def is_cifar10_test(model: nn.Module, data: str) -> bool:
-    """Return True if a dataset has the 10,000 test images of CIFAR-10 with their classes, in any order.
+    """Return True if a dataset (:func:`evaluate`) has the 10,000 test images of CIFAR-10 with their classes.
 
-    Args:
-        model: A model with ``label_names``, which number the classes of the dataset.
-        data: See :func:`evaluate`.
+    The images have any order, and the ``label_names`` of the model number the classes.
     """
     dataset: Any = open_dataset(data, 'test', None, 'img', 'label')
     if isinstance(dataset, IterableDataset) or len(dataset) != 10_000:

@@ -58,13 +58,9 @@ def time_ratio(plain: str, name: str) -> float:
 
 
 def paper_tables(time: bool = False) -> List[Dict[str, Any]]:
-    """The paper's Tables 1 and 4 and the report's Tables 1 to 3.
+    """Rows of the paper's Tables 1 and 4 and the report's Tables 1 to 3, with published and measured numbers.
 
-    Args:
-        time: Also measure the ratio of the times of plain and hierarchical attention, in about a minute.
-
-    Returns:
-        A row for each published row, with published and measured numbers.
+    With ``time`` it also measures the ratio of the times of plain and hierarchical attention, in about a minute.
     """
     measured = {name: measure(name) for name in dict.fromkeys(row.name for row in PUBLISHED)}
     return [{

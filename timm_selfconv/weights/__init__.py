@@ -90,10 +90,8 @@ def provenance(name: str) -> str:
 def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = False) -> str:
     """Describe weights by their card: teacher, origin, epochs and accuracy.
 
-    Args:
-        name: Registered name, with or without a tag, or ``local-dir:`` or ``hf-hub:``.
-        checkpoint: File or folder of other weights.
-        untrained: Whether the net has no weights.
+    ``name`` is registered, with or without a tag, or ``local-dir:`` or ``hf-hub:``. ``checkpoint`` is a file or folder
+    of other weights.
     """
     if untrained:
         return 'untrained'

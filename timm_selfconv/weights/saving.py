@@ -144,16 +144,10 @@ def model_card(
         name: str, summary: str, accuracy: float, images: int, facts: Dict[str, str],
         measured_on: Optional[str] = None, file: Optional[str] = None,
 ) -> str:
-    """The model card of weights of the zoo, with the Hub's metadata.
+    """The model card of weights of the zoo, with the Hub's metadata (:func:`card_text`).
 
-    Args:
-        name: Name of the weights, see :func:`timm_selfconv.weights.weights_path`.
-        summary: Sentence about the net.
-        accuracy: Measured accuracy, between 0 and 1.
-        images: Number of images in the measurement.
-        facts: See :func:`card_text`.
-        measured_on: Description of the images; by default the CIFAR-10 test split, which the metadata names too.
-        file: Weight file for the card's snippet; by default it loads the weights by tag.
+    ``accuracy``, between 0 and 1, was measured on this number of ``images``. ``measured_on`` describes them, by default
+    as the CIFAR-10 test split, which the metadata names too. The code of the card loads ``file``, by default the tag.
     """
     data: Dict[str, Any] = dict(license=LICENSE)
     if measured_on is None:
