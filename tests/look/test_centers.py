@@ -172,7 +172,7 @@ def test_training_of_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match=needs):
         figures.training_blobs(net, tmp_path)
     save_checkpoint(timm.create_model('resnet_tiny_cifar'), tmp_path, 0)
-    with pytest.raises(ValueError, match=r'run=.*is of another net than SelfAttentionNet'):
+    with pytest.raises(ValueError, match=r'run=.*checkpoint-0.pth.tar is no checkpoint of this SelfAttentionNet'):
         figures.training_blobs(net, tmp_path)
     with pytest.raises(ValueError, match='model=SelfAttentionNet: its centres are not parameters'):
         figures.training_blobs(timm.create_model('sa_learned_cifar', **SMALL), tmp_path)

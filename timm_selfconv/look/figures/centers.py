@@ -14,7 +14,7 @@ import torch.nn as nn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse, Rectangle
-from timm.models import clean_state_dict
+from timm.models import load_checkpoint
 
 from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
@@ -33,6 +33,7 @@ KEY = 'cross: the query; grey: the grid around it'
 CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of attention, line style
 EVERYWHERE = 0.4  # share of pixels that hold half of the attention; 0.5 for uniform attention
 NEAR = 0.7  # pixels; labels of dots closer than this share a row
+FINE = 8  # steps to a pixel along the line around a region
 MARGIN = 1.25  # pixels around the grid, for centres outside
 
 
@@ -88,10 +89,6 @@ def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, que
     return scores.softmax(-1).view(grid)
 
 
-def label_places(points: Sequence[Tuple[float, float]]) -> List[int]:
-    return [sum(math.dist(point, other) < NEAR for other in points[:i]) for i, point in enumerate(points)]
-
-
 def early(epochs: Sequence[float], columns: int) -> List[float]:
     """At most ``columns`` of the epochs, dense at the start, where heads move most; the last one is included."""
     last, steps = len(epochs) - 1, columns - 2
@@ -99,17 +96,21 @@ def early(epochs: Sequence[float], columns: int) -> List[float]:
     return [epochs[i] for i in sorted(chosen)]
 
 
-def history_blobs(path: Path, columns: int) -> Tuple[str, Dict[float, List[Blobs]], Grid]:
-    """Name of the net of a history, Gaussians by epochs trained, and their grid."""
+def history_blobs(model: nn.Module, path: Path, columns: int) -> Tuple[Dict[float, List[Blobs]], Grid]:
     history = read_history(path)
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
     if not rows or not history['grid']:
         raise ValueError(f'{path}: has no positions of heads: the attention of {history["model"]} depends on the image')
+    grid, name = (history['grid'][0], history['grid'][1]), history['model'].partition('.')[0]
+    own = getattr(model, 'pretrained_cfg', {}).get('architecture', name)
+    heads = [len(layer.centers) for layer in position_blobs(model, grid) or ()]
     blobs = {}
     for epochs in early(sorted(rows), columns):
+        if own != name or [len(layer) for layer in rows[epochs]] != heads:
+            raise ValueError(f'{path}: is of another net, {name}, than {own}')
         layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
         blobs[epochs] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
-    return history['model'].partition('.')[0], blobs, (history['grid'][0], history['grid'][1])
+    return blobs, grid
 
 
 def training_blobs(
@@ -133,40 +134,27 @@ def training_blobs(
     """
     history = find_history(run)
     if history is not None:
-        name, blobs, grid = history_blobs(history, columns)
-        own = getattr(model, 'pretrained_cfg', {}).get('architecture', name)
-        heads = [len(x.centers) for x in position_blobs(model, grid) or ()]
-        if own != name or any([len(x.centers) for x in layers] != heads for layers in blobs.values()):
-            raise ValueError(f'{history}: is of another net, {name}, than {own}')
-        return blobs, grid
+        return history_blobs(model, history, columns)
+    model, blobs = copy.deepcopy(model), {}
     if encoding_blobs(model) is None:
         raise ValueError(
             f'model={type(model).__name__}: its centres are not parameters, so checkpoints do not show its training')
-    checkpoints: Dict[float, Any] = {}
-    with torch.serialization.safe_globals([argparse.Namespace]):  # train.py saves its arguments
-        for path in Path(run).glob('checkpoint-*.pth.tar'):
-            try:
-                checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-                checkpoints[int(checkpoint['epoch'])] = clean_state_dict(checkpoint['state_dict'])
-            except Exception as e:  # a broken pickle may raise any error
-                raise ValueError(f'run={str(run)!r}: {path.name} is no checkpoint of train.py ({e!r})') from e
-    if not checkpoints:
+    paths: Dict[float, Path] = {int(path.name[11:-8]): path for path in Path(run).glob('checkpoint-*[0-9].pth.tar')}
+    if not paths:
         raise ValueError(f'run={str(run)!r}: needs a net whose history ships, or a folder with {HISTORY} or '
                          'checkpoint-*.pth.tar files')
-    model = copy.deepcopy(model)
-    blobs = {}
-    for epoch in early(sorted(checkpoints), columns):
+    for epoch in early(sorted(paths), columns):
         try:
-            model.load_state_dict(checkpoints[epoch])
-        except (RuntimeError, TypeError, AttributeError) as e:
-            raise ValueError(f'run={str(run)!r}: is of another net than {type(model).__name__} ({e})') from e
-        layers = encoding_blobs(model)
-        assert layers is not None
-        blobs[epoch + 1] = layers
+            with torch.serialization.safe_globals([argparse.Namespace]):  # train.py saves its arguments
+                load_checkpoint(model, str(paths[epoch]), use_ema=False)
+        except Exception as e:  # a broken pickle may raise any error
+            raise ValueError(f'run={str(run)!r}: {paths[epoch].name} is no checkpoint of this {type(model).__name__} '
+                             f'({e!r})') from e
+        blobs[epoch + 1] = encoding_blobs(model) or []
     return blobs, None
 
 
-def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Rectangle:
+def draw_grid(ax: Axes, grid: Grid, query: Grid, margin: float) -> Rectangle:
     """The query as a cross, the border of the grid, and a margin in pixels."""
     border = Rectangle(
         (-query[1] - 0.5, -query[0] - 0.5), grid[1], grid[0], facecolor='0.965', edgecolor='0.6', linewidth=0.5,
@@ -183,55 +171,66 @@ def draw_grid(ax: Axes, grid: Grid, query: Tuple[int, int], margin: float) -> Re
     return border
 
 
-def list_everywhere(ax: Axes, heads: Sequence[int]) -> None:
-    if heads:
-        words = f'everywhere: {", ".join(map(str, heads))}'
+def to_edge(ax: Axes, col: float, row: float) -> Tuple[float, float]:
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    return min(max(col, left), right), min(max(row, top), bottom)
+
+
+def draw_dots(ax: Axes, points: Sequence[Sequence[float]], wide: Sequence[int], size: float = 5) -> None:
+    """A numbered dot per head, hollow at the edge for points outside, and a list of heads that attend everywhere."""
+    shown: List[Tuple[float, float]] = []
+    for head, (col, row) in enumerate(points):
+        if head in wide:
+            continue
+        x, y = to_edge(ax, col, row)
+        draw_head(
+            ax, x, y, head, size, sum(math.dist((x, y), other) < NEAR for other in shown), markersize=size / 2,
+            clip_on=False, fillstyle='full' if (x, y) == (col, row) else 'none')
+        shown.append((x, y))
+    if wide:
+        words = f'everywhere: {", ".join(map(str, wide))}'
         ax.text(0.02, 0.02, words, transform=ax.transAxes, color='0.45', fontsize=4.5,
                 path_effects=HALO).set_in_layout(False)
 
 
-def draw_blobs(ax: Axes, blobs: Blobs, border: Rectangle, grid: Grid, query: Grid, size: float = 5) -> None:
-    """One layer: contours clipped at the border; numbered dots, hollow for centres outside."""
-    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
-    points = [(min(max(col, left), right), min(max(row, top), bottom)) for row, col in blobs.centers.tolist()]
-    wide = [head for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances))
-            if everywhere(gaussian_map(center, covariance, grid, query))]
-    narrow = [head for head in range(len(points)) if head not in wide]
-    places = dict(zip(narrow, label_places([points[head] for head in narrow])))
+def draw_blobs(ax: Axes, blobs: Blobs, grid: Grid, size: float = 5) -> None:
+    """One layer: contours of Gaussians around the middle of the grid, clipped at its border."""
+    query = check_query(None, grid)
+    border = draw_grid(ax, grid, query, MARGIN)
+    wide, points = [], [(col, row) for row, col in blobs.centers.tolist()]
     for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances)):
-        color, _ = head_style(head)
-        row, col = center.tolist()
-        if head in wide:
-            ax.plot(*points[head], color='0.6', marker='o', fillstyle='none', markersize=size / 2, clip_on=False)
+        if everywhere(gaussian_map(center, covariance, grid, query)):
+            wide.append(head)
+            ax.plot(*to_edge(ax, *points[head]), color='0.6', marker='o', fillstyle='none', markersize=size / 2,
+                    clip_on=False)
             continue
         for mass, line in CONTOURS:
             long, short, angle = mass_ellipse(covariance, mass)
-            ellipse = Ellipse(
-                (col, row), 2 * long, 2 * short, angle=math.degrees(angle), fill=False, edgecolor=color,
-                linestyle=line, linewidth=0.8)
-            ax.add_patch(ellipse)
+            ax.add_patch(ellipse := Ellipse(
+                points[head], 2 * long, 2 * short, angle=math.degrees(angle), fill=False,
+                edgecolor=head_style(head)[0], linestyle=line, linewidth=0.8))
             ellipse.set_clip_path(border)
-        draw_head(
-            ax, *points[head], head, size, places[head], markersize=size / 2, clip_on=False,
-            fillstyle='full' if points[head] == (col, row) else 'none')
-    list_everywhere(ax, wide)
+    draw_dots(ax, points, wide, size)
 
 
-def draw_regions(ax: Axes, attention: torch.Tensor, query: Tuple[int, int]) -> None:
+def draw_regions(ax: Axes, attention: torch.Tensor, query: Grid) -> None:
     """Maps of one query, shape (heads, H, W): a line around half of each, a dot at its largest pixel."""
-    rows, cols = (torch.arange(-1, n + 1) - q for n, q in zip(attention.shape[1:], query))
-    wide = [head for head, image in enumerate(attention) if everywhere(image)]
-    largest = [divmod(int(image.argmax()), image.shape[1]) for image in attention]
-    places = label_places([point if head not in wide else (math.inf, 0) for head, point in enumerate(largest)])
-    for head, (image, (row, col)) in enumerate(zip(attention, largest)):
-        if head in wide:
+    draw_grid(ax, (attention.shape[1], attention.shape[2]), query, 0.5)
+    wide, points = [], []
+    for head, image in enumerate(attention):
+        row, col = divmod(int(image.argmax()), image.shape[1])
+        points.append((col - query[1], row - query[0]))
+        if everywhere(image):
+            wide.append(head)
             continue
-        color, _ = head_style(head)
         region = torch.nn.functional.pad((image >= density_level(image, 0.5)).cpu().double(), (1, 1, 1, 1))
+        size = [FINE * (n - 1) + 1 for n in region.shape]  # in steps of a fraction of a pixel, for a smooth line
+        smooth = torch.nn.functional.interpolate(region[None, None], size, mode='bicubic', align_corners=True)[0, 0]
+        rows, cols = (torch.arange(n) / FINE - 1 - q for n, q in zip(size, query))
         inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels do not overlap
-        ax.contour(cols.numpy(), rows.numpy(), region.numpy(), [inset], colors=[color], linewidths=0.8)
-        draw_head(ax, col - query[1], row - query[0], head, 5, places[head], markersize=2.5)
-    list_everywhere(ax, wide)
+        ax.contour(
+            cols.numpy(), rows.numpy(), smooth.numpy(), [inset], colors=[head_style(head)[0]], linewidths=0.8)
+    draw_dots(ax, points, wide)
 
 
 def layer_panels(layers: int, title: str, small: str, net: str, share: bool = True) -> Tuple[Figure, List[Axes]]:
@@ -262,8 +261,7 @@ def figure_centers(layers: Sequence[Blobs], grid: Union[Grid, Sequence[Grid]], n
     figure, axes = layer_panels(
         len(layers), 'Where the heads look', f'{GAUSSIAN}; {KEY}', net, len(set(grids)) == 1)
     for ax, blobs, own in zip(axes, layers, grids):
-        query = check_query(None, own)
-        draw_blobs(ax, blobs, draw_grid(ax, own, query, MARGIN), own, query)
+        draw_blobs(ax, blobs, own)
     return figure
 
 
@@ -292,7 +290,6 @@ def figure_regions(
         f'{small}line: around the fewest pixels that hold half of the attention; numbered dot: a head, in its largest '
         f'pixel; {KEY}', net, len({m.shape[-2:] for m in maps}) == 1)
     for ax, layer, own in zip(axes, maps, queries):
-        draw_grid(ax, (layer.shape[-2], layer.shape[-1]), own, 0.5)
         draw_regions(ax, layer[:, own[0], own[1]], own)
     return figure
 
@@ -312,10 +309,9 @@ def figure_training(history: Dict[float, List[Blobs]], grid: Grid, net: str = ''
         0.85 * layers * side + 0.2, 'Where the heads look, over training, offsets in pixels',
         f'{GAUSSIAN}; {KEY}', net)
     axes = figure.subplots(layers, len(history), squeeze=False, sharex=True, sharey=True)
-    query = check_query(None, grid)
     for column, (epochs, blobs) in enumerate(history.items()):
         for row, layer in enumerate(blobs):
-            draw_blobs(axes[row, column], layer, draw_grid(axes[row, column], grid, query, MARGIN), grid, query, 4)
+            draw_blobs(axes[row, column], layer, grid, 4)
             axes[row, column].tick_params(labelsize=5)
         axes[0, column].set_title(f'{epochs:.3g} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
     for row in range(layers):

@@ -6,8 +6,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 
-from .maps import draw_rows, place_rows
-from .style import head_style, styled, titled_figure
+from .maps import draw_rows
+from .style import head_style, styled
 
 __all__ = ['figure_footprints']
 
@@ -39,13 +39,13 @@ def figure_footprints(
     signed = min(float(w.min()) for w in weights) < 0
     neutral = 'zero' if signed else 'what equal weights would be'
     middle = 0. if signed else 1 / weights[0][0].numel()
-    rows = [w[:MOST_MAPS] for w in weights]
-    figure = titled_figure(
-        place_rows(rows, names)[-1], 'Weights over the footprint',
+    norm = CenteredNorm(middle, max(float((w - middle).abs().max()) for w in weights))
+    figure = draw_rows(
+        [w[:MOST_MAPS] for w in weights], names, ScalarMappable(norm, COLORS), 'weight of a pixel of the footprint',
+        'Weights over the footprint',
         f'{small}{shown}{shared}mean over all queries; a weight map serves a share of the channels; white: {neutral}',
         net)
-    norm, ax = CenteredNorm(middle, max(float((w - middle).abs().max()) for w in weights)), figure.subplots()
-    draw_rows(figure, ax, rows, names, ScalarMappable(norm, COLORS), 'weight of a pixel of the footprint')
+    ax = figure.axes[0]
     for row, name in enumerate(names):
         if ', ' in name:
             color, _ = head_style(blocks.index(name.split(', ')[1]))

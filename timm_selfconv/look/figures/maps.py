@@ -15,8 +15,7 @@ from timm_selfconv.theory import mean_distance
 from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figure
 
 __all__ = [
-    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'place_rows', 'queries_of',
-    'query_attention',
+    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'queries_of', 'query_attention',
 ]
 
 SCALE = 'above each panel: its head, its largest value'
@@ -106,7 +105,7 @@ def draw_image(
         image: Any,
         extent: Tuple[float, float, float, float],
         grid: Grid,
-        mark: Optional[Grid],
+        mark: Optional[Grid] = None,
         **kwargs: Any,
 ) -> None:
     """An image with a thin frame, and a frame around one pixel of a grid (``mark``)."""
@@ -119,36 +118,40 @@ def draw_image(
             (left + j * w, top + i * h), w, h, fill=False, edgecolor='black', linewidth=0.6, path_effects=HALO))
 
 
-def place_rows(rows: Sequence[torch.Tensor], names: Sequence[str]) -> Tuple[int, List[int], float, float]:
-    """Columns, lines of each layer, width of a panel and height of all rows in inches."""
-    most = max(map(len, rows))
-    columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))
-    lines = [math.ceil(len(row) / columns) for row in rows]
-    width = min((TEXT_WIDTH - 0.1 - LETTER * max(map(len, names))) / columns, 0.75)
-    height = width * rows[0].shape[-2] / rows[0].shape[-1] + HEAD_LINE
-    return columns, lines, width, sum(lines) * height + 0.45
-
-
 def draw_rows(
-        figure: Figure,
-        ax: Axes,
         rows: Sequence[torch.Tensor],
         names: Sequence[str],
         colors: ScalarMappable,
         label: str,
+        title: str,
+        small: str,
+        net: str,
         orders: Sequence[Sequence[int]] = (),
         marks: Sequence[Grid] = (),
-        under: Optional[torch.Tensor] = None,
-) -> None:
+        picture: Optional[torch.Tensor] = None,
+        over: bool = False,
+) -> Figure:
     """Images, shape (heads, h, w) per layer, on one colour scale; layers with many heads take several lines.
 
     For attention, ``orders`` has the order of the heads, each drawn with its largest value; ``marks`` has a pixel to
-    frame for each layer, ``under`` a picture below each map, shape (height, width, 3).
+    frame for each layer. The picture, shape (height, width, 3), is above the maps, and with ``over`` below each map
+    too.
     """
-    columns, lines, inches, _ = place_rows(rows, names)
-    side, ratio, head_line = 0.95, rows[0].shape[-2] / rows[0].shape[-1], HEAD_LINE / inches
+    most, letters = max(map(len, rows)), max(map(len, names))
+    columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))
+    lines = [math.ceil(len(row) / columns) for row in rows]
+    inches = min((TEXT_WIDTH - 0.1 - LETTER * letters) / columns, 0.75)  # width of a panel
+    height, width = rows[0].shape[-2:]
+    side, ratio, head_line = 0.95, height / width, HEAD_LINE / inches
+    body = sum(lines) * (inches * ratio + HEAD_LINE) + 0.45
+    figure = titled_figure(body + (0. if picture is None else 1.), title, small, net)
+    *tops, ax = figure.subplots(2, 1, height_ratios=(1., body)) if picture is not None else [figure.subplots()]
+    for top_ax in tops:
+        draw_image(top_ax, picture, (-0.5, width - 0.5, height - 0.5, -0.5), (height, width), *marks[:1])
+        top_ax.axis('off')
+    above: Any = dict(fontsize=5 if columns <= 12 else 4, va='bottom')
+    start = 0
     for number, (row, name) in enumerate(zip(rows, names)):
-        start = sum(lines[:number])
         own, mark = (row.shape[-2], row.shape[-1]), marks[number] if marks else None
         middle = (start + (lines[number] - 1) / 2) * (ratio + head_line) + head_line + ratio / 2
         ax.text(-0.12, middle, name, ha='right', va='center')
@@ -156,10 +159,9 @@ def draw_rows(
             line, column = divmod(place, columns)
             top = (start + line) * (ratio + head_line) + head_line
             image, extent = row[head].numpy(), (column, column + side, top + side * ratio, top)
-            above: Any = dict(fontsize=5 if columns <= 12 else 4, va='bottom')
             look: Any = dict(cmap=colors.cmap, norm=colors.norm)
-            if under is not None:
-                draw_image(ax, 0.45 + 0.55 * under.mean(-1), extent, own, None, cmap='gray', vmin=0., vmax=1.)
+            if picture is not None and over:
+                draw_image(ax, 0.45 + 0.55 * picture.mean(-1), extent, own, cmap='gray', vmin=0., vmax=1.)
                 look = dict(cmap=ListedColormap([RED]), alpha=np.asarray(colors.norm(image)))
             draw_image(ax, image, extent, own, mark, **look)
             if orders:
@@ -170,44 +172,33 @@ def draw_rows(
                 ax.text(column + side, top, share, ha='right', color='0.25', **above)
             else:
                 ax.text(column + side / 2, top, str(head), ha='center', **above)
-    left, bottom = -LETTER * max(map(len, names)) / inches, sum(lines) * (ratio + head_line)
-    ax.set(xlim=(left, columns), ylim=(bottom, 0.), aspect='equal')
+        start += lines[number]
+    ax.set(xlim=(-LETTER * letters / inches, columns), ylim=(start * (ratio + head_line), 0.), aspect='equal')
     ax.axis('off')
     figure.colorbar(colors, ax=ax, location='bottom', shrink=0.5, aspect=50, pad=0.01).set_label(label, fontsize=6)
+    return figure
 
 
 def draw_maps(
         rows: Sequence[torch.Tensor],
-        orders: Sequence[Sequence[int]],
-        marks: Sequence[Grid],
         title: str,
         small: str,
-        picture: Optional[torch.Tensor],
         net: str,
-        over: bool = False,
         most: Optional[float] = None,
+        orders: Optional[Sequence[Sequence[int]]] = None,
+        over: bool = False,
+        **kwargs: Any,
 ) -> Figure:
-    """Maps of heads, shape (heads, h, w) per layer, see :func:`draw_rows`, on colours up to ``most``.
-
-    The picture, shape (height, width, 3), is above the maps, and with ``over`` below each map too.
-    """
+    """Maps of heads, see :func:`draw_rows`, in their own order by default, on colours up to ``most``."""
     top_value = most or max(float(row.nan_to_num(0.).max()) for row in rows) or 1.
-    norm = PowerNorm(0.5, 0., top_value, clip=True)  # the root makes small shares visible
     cmap = LinearSegmentedColormap.from_list('over', ['white', RED]) if over else colormaps[MAP_COLORS]
-    colors = ScalarMappable(norm, cmap.with_extremes(bad='0.8'))
-    names = [f'layer {number}' for number in range(len(rows))]
-    *_, body = place_rows(rows, names)
-    figure = titled_figure(body + (0. if picture is None else 1.), title, f'{small}{SCALE}', net)
-    *tops, ax = figure.subplots(2, 1, height_ratios=(1., body)) if picture is not None else [figure.subplots()]
-    for top in tops:
-        height, width = rows[0].shape[-2:]
-        draw_image(
-            top, picture, (-0.5, width - 0.5, height - 0.5, -0.5), (height, width), marks[0] if marks else None)
-        top.axis('off')
+    norm = PowerNorm(0.5, 0., top_value, clip=True)  # the root makes small shares visible
     label = 'attention, square-root scale of colours, the same for all panels'
     if most is not None:
         label += f'; the largest {100 * (1 - COVERED):.0f} % share its end'
-    draw_rows(figure, ax, rows, names, colors, label, orders, marks, picture if over else None)
+    figure = draw_rows(
+        rows, [f'layer {number}' for number in range(len(rows))], ScalarMappable(norm, cmap.with_extremes(bad='0.8')),
+        label, title, f'{small}{SCALE}', net, orders or [range(len(row)) for row in rows], over=over, **kwargs)
     figure.axes[-1].set_xticks(ticks := [part * top_value for part in (0., 1 / 16, 1 / 4, 9 / 16, 1.)],
                                [f'{tick:.2g}' for tick in ticks])
     return figure
@@ -241,12 +232,12 @@ def figure_query(
     queries = queries_of(maps, query)
     i, j = queries[0]
     rows = [query_attention(layer, own, window) for layer, own in zip(maps, queries)]
-    orders = [list(range(len(layer))) if window is None else by_locality(layer, own)
-              for layer, own in zip(maps, queries)]
-    marks = queries if window is None else [(window // 2, window // 2)] * len(rows)
-    zoom = '' if window is None else f'{window} x {window} pixels around it, the most local head first; '
-    title = f'Attention of the query in row {i}, column {j}'
-    return draw_maps(rows, orders, marks, title, zoom + small, picture, net, over)
+    title, orders, marks = f'Attention of the query in row {i}, column {j}', None, queries
+    if window is not None:
+        small = f'{window} x {window} pixels around it, the most local head first; {small}'
+        orders = [by_locality(layer, own) for layer, own in zip(maps, queries)]
+        marks = [(window // 2, window // 2)] * len(rows)
+    return draw_maps(rows, title, small, net, orders=orders, marks=marks, picture=picture, over=over)
 
 
 @styled
@@ -266,11 +257,10 @@ def figure_average(
         picture: Input of the net, shape (height, width, 3), values from 0 to 1; maps of the class token lie over it.
         net: Name of the net, for the title.
     """
-    orders = [list(range(len(layer))) for layer in maps]
     if maps[0].dim() == 3:
         title = 'Attention of the class token to patches'
-        return draw_maps(maps, orders, (), title, small, picture, net, over=picture is not None)
+        return draw_maps(maps, title, small, net, picture=picture, over=picture is not None)
     rows = [average_attention(layer) for layer in maps]
     most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a bright corner hides the rest
     title = 'Attention that each pixel receives, mean over all queries'
-    return draw_maps(rows, orders, (), title, small, picture, net, most=most)
+    return draw_maps(rows, title, small, net, most, picture=picture)
