@@ -164,9 +164,12 @@ def large():
     return {'net': model}
 
 
-@pytest.mark.parametrize('models,images,message', [
-    (dict, PICTURES, 'models and images'), (lambda: {'net': create('sa_learned_cifar')}, {}, 'models and images'),
-    (large, PICTURES, 'name fewer images')])
-def test_what_cannot_be_shown_is_refused(models, images, message):
-    with pytest.raises(ValueError, match=message):
-        explorer_page(models(), images)
+def test_what_cannot_be_shown_is_refused():
+    net, alone = {'net': create('sa_learned_cifar')}, 'needs none, or one for each of'
+    for models, images, kwargs, message in (
+            ({}, PICTURES, {}, 'models and images'), (net, {}, {}, 'models and images'),
+            (large(), PICTURES, {}, 'name fewer images'),
+            (net, PICTURES, dict(labels=['cat']), alone), (net, PICTURES, dict(captions=['a', 'b']), alone),
+            (net, PICTURES, dict(views=[]), 'needs some of all'), (net, PICTURES, dict(views=['some']), 'needs some')):
+        with pytest.raises(ValueError, match=message):
+            explorer_page(models, images, **kwargs)

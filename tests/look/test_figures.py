@@ -119,9 +119,9 @@ def test_one_corner_does_not_darken_an_average():
     assert '.90' in [text.get_text() for text in figure.axes[0].texts]
 
 
-@pytest.mark.parametrize('heads', [9, 24])
-def test_heads_differ_and_panels_do_not_overlap(heads):
+def test_heads_differ_and_panels_do_not_overlap():
     assert len({style.head_style(head) for head in range(45)}) == 45
+    heads = 24  # in two lines
     maps = [random_maps(heads, 4, 4)] * 2
     figure = figures.figure_query(maps)
     boxes = [Bbox.from_extents(left, top, right, bottom) for left, right, bottom, top in (
@@ -130,8 +130,8 @@ def test_heads_differ_and_panels_do_not_overlap(heads):
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
-@pytest.mark.parametrize('heads', [3, 11])
-def test_every_dot_has_its_heads_number_and_colour(heads):
+def test_every_dot_has_its_heads_number_and_colour():
+    heads = 11  # more than colours
     centers = torch.arange(2. * heads).view(heads, 2) / heads
     ax, = figures.figure_centers([Blobs(centers, torch.eye(2).expand(heads, 2, 2))], (8, 8)).axes
     for head, (number, dot) in enumerate(zip(ax.texts, ax.lines[1:], strict=True)):
@@ -361,10 +361,10 @@ def test_vector_attention_gets_footprints():
     assert_drawn(panels(figure), torch.cat(expected), atol=1e-6)
 
 
-@pytest.mark.parametrize('names', [['cat', 'cat'], ['7x7']])
-def test_images_need_names_of_their_own(names):
-    with pytest.raises(ValueError, match='needs a name of its own for each image, none of them 7x7'):
-        figures.draw_figures(quadratic_net(), torch.zeros(2, 3, 32, 32), names)
+def test_images_need_names_of_their_own():
+    for names in ['cat', 'cat'], ['7x7']:
+        with pytest.raises(ValueError, match='needs a name of its own for each image, none of them 7x7'):
+            figures.draw_figures(quadratic_net(), torch.zeros(2, 3, 32, 32), names)
 
 
 # files

@@ -116,9 +116,6 @@ def test_the_most_probable_classes_and_the_true_one(open_page):
     assert page.locator('.classes li').last.text_content() == 'unicorntrue'
     assert page.locator('.classes li').count() == 4 and page.locator('.classes li > div').count() == 3
     assert page.locator('.about p').text_content() == 'trained by nobody'
-    for wrong in (dict(labels=['cat']), dict(captions=['a', 'b'])):
-        with pytest.raises(ValueError, match='needs none, or one for each of'):
-            explorer_page({'net': model}, PICTURES, **wrong)
 
 
 def test_a_picture_shows_what_no_frame_has_drawn_yet(open_page):
@@ -354,12 +351,6 @@ def test_names_of_imagenet_and_numbers_that_are_none(open_page):
         vit.blocks[0].attn.qkv.bias[0] = math.nan
     with pytest.raises(ValueError, match='attention maps are not finite'):
         explorer_page({'vit': vit}, PICTURES)
-
-
-def test_views_that_do_not_exist_are_refused():
-    for views in ([], ['some']):
-        with pytest.raises(ValueError, match='needs some of all, position, content'):
-            explorer_page({'net': create('sa_learned_cifar')}, PICTURES, views=views)
 
 
 def test_what_the_user_names_is_text(open_page):

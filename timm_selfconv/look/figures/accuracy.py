@@ -78,8 +78,8 @@ def read_curves(runs: Sequence[Union[str, Path]]) -> Dict[str, List[Curve]]:
     return curves
 
 
-def final_accuracy(runs: Sequence[Curve]) -> float:
-    return sum(list(run['eval_top1'].values())[-1] for run in runs) / len(runs)
+def final_accuracies(runs: Sequence[Curve]) -> List[float]:
+    return [list(run['eval_top1'].values())[-1] for run in runs]
 
 
 @styled
@@ -89,7 +89,7 @@ def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
     Args:
         curves: From :func:`read_curves`.
     """
-    curves = dict(sorted(curves.items(), key=lambda item: -final_accuracy(item[1])))
+    curves = dict(sorted(curves.items(), key=lambda item: -np.mean(final_accuracies(item[1]))))
     several = max(map(len, curves.values())) > 1
     small = 'legend: accuracy after the last epoch'
     if several:
@@ -112,8 +112,8 @@ def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
         ax.spines[['top', 'right']].set_visible(False)
     labels = []
     for name, runs in curves.items():
-        last = [list(run['eval_top1'].values())[-1] for run in runs]
+        last = final_accuracies(runs)
         spread = f' ({min(last):.1f} to {max(last):.1f}, {len(last)} runs)' if len(last) > 1 else ''
-        labels.append(f'{name}: {final_accuracy(runs):.1f} %{spread}')
+        labels.append(f'{name}: {np.mean(last):.1f} %{spread}')
     figure.legend(figure.axes[0].lines, labels, loc='outside lower center')
     return figure
