@@ -1,7 +1,8 @@
 """Attention on a grid of H x W pixels: scores, and three formulas that gather pixels.
 
 Each formula computes ``sum_k softmax_k(A_h[q, k]) x_k`` for every head h and query q (equation 1), with the heads of a
-query side by side, so that one Linear maps them to values. N = H W pixels, C channels:
+query side by side, so that one Linear maps them to values. Probabilities below 1e-30 become zero, because denormal
+numbers are slow and do not change the sum. N = H W pixels, C channels:
 
 - factors: a softmax over rows times a softmax over columns, O(N (H + W) C) per head. For separable scores.
 - maps: an explicit map, O(N^2 C) per head, in one large product. For any scores.
@@ -109,17 +110,6 @@ def scores_fit(query: torch.Tensor, key: torch.Tensor) -> bool:
     return traced(query) or 4 * query.shape[:4].numel() * key.shape[2] <= SCORE_BYTES
 
 
-def without_denormals(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert probabilities to the dtype of a product.
-
-    Those below 1e-30 become zero: denormal numbers are slow and do not change the sum. Hardware for half precision
-    flushes denormal numbers itself.
-    """
-    if dtype != torch.float16 and dtype != torch.bfloat16:
-        probs = probs.masked_fill(probs < 1e-30, 0.)
-    return probs.to(dtype)
-
-
 @torch.fx.wrap
 @register_notrace_function
 def axis_probs(scores: torch.Tensor) -> torch.Tensor:
@@ -143,8 +133,8 @@ def gather_by_factors(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch
         Gathered pixels, shape (B, Q1, Q2, heads C), in the dtype of x.
     """
     heads, batch, width = row_probs.shape[0], x.shape[0], x.shape[2]
-    rows = without_denormals(row_probs, x.dtype).transpose(0, 1).flatten(0, 1)
-    cols = without_denormals(col_probs, x.dtype)
+    rows = row_probs.masked_fill(row_probs < 1e-30, 0.).to(x.dtype).transpose(0, 1).flatten(0, 1)
+    cols = col_probs.masked_fill(col_probs < 1e-30, 0.).to(x.dtype)
     gathered = rows.expand(batch, -1, -1) @ x.flatten(2)  # by rows: (B, Q1 heads, W C)
     gathered = cols @ gathered.unflatten(1, [-1, heads]).unflatten(3, [width, -1])
     return gathered.transpose(2, 3).flatten(3)
@@ -171,7 +161,9 @@ def gather_by_maps(maps: torch.Tensor, x: torch.Tensor, width: int) -> torch.Ten
     Returns:
         Gathered pixels, shape (B, Q / width, width, heads C), in the dtype of x.
     """
-    rows = without_denormals(maps, x.dtype).transpose(1, 2).flatten(1, 2)
+    if x.dtype != torch.float16 and x.dtype != torch.bfloat16:  # hardware for half precision flushes denormal numbers
+        maps = maps.masked_fill(maps < 1e-30, 0.)
+    rows = maps.to(x.dtype).transpose(1, 2).flatten(1, 2)
     gathered = rows.expand(x.shape[0], -1, -1) @ x.flatten(1, 2)
     return gathered.view(x.shape[0], maps.shape[2] // width, width, maps.shape[1] * x.shape[3])
 
