@@ -77,7 +77,9 @@ def test_python_blocks(block, registry, monkeypatch, tmp_path, capsys):
     file.write_text(block)
     runpy.run_path(str(file), run_name='__main__')
     if block in OUTPUTS:
-        assert capsys.readouterr().out == OUTPUTS[block]
+        # rounding errors such as 2e-07 differ by machine and by random weights
+        printed, shown = (re.sub(r'\de-0\d', '', text) for text in (capsys.readouterr().out, OUTPUTS[block]))
+        assert printed == shown
 
 
 def test_tables_are_current():

@@ -161,9 +161,7 @@ def gather_by_maps(maps: torch.Tensor, x: torch.Tensor, width: int) -> torch.Ten
     Returns:
         Gathered pixels, shape (B, Q / width, width, heads C), in the dtype of x.
     """
-    if x.dtype != torch.float16 and x.dtype != torch.bfloat16:  # hardware for half precision flushes denormal numbers
-        maps = maps.masked_fill(maps < 1e-30, 0.)
-    rows = maps.to(x.dtype).transpose(1, 2).flatten(1, 2)
+    rows = maps.masked_fill(maps < 1e-30, 0.).to(x.dtype).transpose(1, 2).flatten(1, 2)
     gathered = rows.expand(x.shape[0], -1, -1) @ x.flatten(1, 2)
     return gathered.view(x.shape[0], maps.shape[2] // width, width, maps.shape[1] * x.shape[3])
 
