@@ -32,7 +32,7 @@ def picture(label):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two pictures per class; those of class 9 look like class 0 and like class 8."""
+    """Two pictures per class. The pictures of class 9 look like class 0 and class 8."""
     for label, name in enumerate(CIFAR10_CLASSES):
         (tmp_path / 'test' / name).mkdir(parents=True)
         for i in range(2):

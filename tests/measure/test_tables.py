@@ -1,4 +1,4 @@
-"""The papers' tables, beside measured numbers."""
+"""The papers' tables with measured numbers."""
 import json
 
 import timm

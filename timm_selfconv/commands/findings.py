@@ -13,7 +13,7 @@ from .zoo import GROUP
 
 
 @command(GROUP, argument('--all', metavar='DATA', help=(
-    'also measure the findings that need pictures; DATA is CIFAR-10, as for eval (takes an hour)')), JSON)
+    'also measure the findings that need pictures; DATA is CIFAR-10, as for eval (takes minutes)')), JSON)
 def findings(args: Namespace) -> None:
     """Measure the findings about both papers again, from the shipped weights.
 

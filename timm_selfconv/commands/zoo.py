@@ -184,6 +184,6 @@ def run(args: Namespace) -> None:
     sys.path.insert(0, str(Path(args.script).resolve().parent))
     try:
         runpy.run_path(str(args.script), run_name='__main__')
-    except Exception:  # an error of the script
+    except Exception:  # the script's traceback, not a one-line error of ours
         traceback.print_exc()
         sys.exit(1)

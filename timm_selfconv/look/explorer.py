@@ -200,7 +200,7 @@ def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence
 
 
 def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
-    """Centres and covariances of the heads after each epoch; None if the history has none."""
+    """Centres and covariances of the heads after each epoch, or None if the history lacks them."""
     history = read_history(run)
     rows = history['rows']
     if any(row['heads'] is None for row in rows):
