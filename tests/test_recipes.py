@@ -60,13 +60,12 @@ def test_recipes_fit_train_py(recipe, train_py):
     assert load(recipe)['device_modules'] == ['timm_selfconv']
 
 
-def test_the_chapter_has_each_net_with_its_accuracies_and_recipes():
+def test_the_chapter_has_the_recipes_of_each_model():
     chapter = (FOLDER / 'README.md').read_text()
     rows = {name: cells.split(' | ') for name, cells in re.findall(r'^\| `(\w+_cifar)` \| (.*) \|$', chapter, re.M)}
     assert list(rows) == zoo_names()
     for row in zoo_rows():
-        *accuracies, published, ours = rows[row['name']]
-        assert accuracies == [shown(row['paper'], '.3f'), shown(row['report'], '.3f'), shown(row['accuracy'], '.4f')]
+        published, ours = rows[row['name']]
         assert ours == shown(f"`{Path(card_facts(row['name'])['recipe']).stem}`" if row['accuracy'] else None)
         recipes = {recipe.strip('`') for recipe in (published, ours)} - {'-'}
         assert recipes and all(read_recipe(recipe, [f"model={row['name']}"]) for recipe in recipes)
