@@ -82,7 +82,7 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
         'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
         'initialised from': data_name(origin.removeprefix('local-dir:')) if origin else 'none',
         'teacher': ', '.join(taught) or ('unknown' if origin and not card_facts(origin) else 'none'),
-        'weights': 'the last' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
+        'weights': 'after the last epoch' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
         'seed': args.seed,
         'precision': f"trained {'under bfloat16 autocast' if training.amp else 'in float32'}, "
                      f"stored as {'float32' if has_folder(args) else 'float16'}",

@@ -70,7 +70,7 @@ NET_ROWS = (
 CREATE = """## Use
 
 ```bash
-pip install timm_selfconv
+pip install timm_selfconv  # not on PyPI yet: run pip install . in a checkout
 ```
 
 ```python
@@ -108,14 +108,14 @@ def limits(accuracy: float, images: int, facts: Dict[str, Any]) -> str:
     """The section of a card about limits of the net and of its accuracy."""
     points = 196 * (accuracy * (1 - accuracy) / images) ** 0.5
     lines = [
-        'It knows only the classes above, and assigns one to every image.',
-        'Larger images are scaled down to its input size; it was not tested on other sizes.',
+        'It assigns one of the classes above to every image.',
+        'The transform resizes images to the input size. Accuracy at other sizes was not measured.',
         f'The 95 % confidence interval of the test accuracy is ±{points:.1f} points. It does not include the variation '
         'between training runs.']
     if 'phases' in facts:
         lines.append('Training continued after the test accuracy of earlier phases was known.')
     if any(facts.get(key, 'none') != 'none' for key in ('teacher', 'initialised from')):
-        lines.append('It had help from another net, so its accuracy is not evidence of learning from labels alone.')
+        lines.append('Another model helped to train it, so its accuracy is no evidence of learning from labels alone.')
     return '\n## Limits\n\n' + ''.join(f'- {line}\n' for line in lines)
 
 
@@ -135,7 +135,7 @@ def card_text(
     net = table({key: facts.get(key) for key in NET_ROWS})
     training = table({key: fact for key, fact in facts.items() if key not in (*NET_ROWS, 'arguments')})
     if facts.get('arguments'):
-        training += f"Arguments of the recipe:\n\n```text\n{facts['arguments']}\n```\n"
+        training += f"Arguments in addition to the recipe:\n\n```text\n{facts['arguments']}\n```\n"
     return (f'---\n{metadata.to_yaml()}\n---\n\n# {name}\n\n{summary}\n\n{net}{CREATE.format(create=create)}{more}'
             + (training and f'\n## Training\n\n{training.rstrip()}\n'))
 
