@@ -54,7 +54,6 @@ def test_answers_to_words(capsys, tmp_path, monkeypatch):
         'list --recipes': 'muon_tiny ',
         'list --recipes paper': '/paper.yaml\n',
         'list --recipes paper.yaml': "recipe='paper.yaml'",
-        'recipe paper': 'recipe: is now timm-selfconv list --recipes',
         'train paper --output run nowhere=1': 'nowhere',
         'train paper --output run nowhere': 'unrecognized arguments: nowhere',
         'classify resnet_tinny_cifar x.png': 'did you mean resnet_tiny_cifar',

@@ -4,14 +4,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import timm
-import torch
 from PIL import Image
-from timm.data import IterableImageDataset
 
 from pictures import fill
-from timm_selfconv import data
 from timm_selfconv.commands.use import find_pictures
-from timm_selfconv.data import load_images, match_classes, open_dataset, open_images, sample_pictures, top_classes
+from timm_selfconv.data import match_classes, open_dataset, open_images, sample_pictures, top_classes
 from timm_selfconv.training.picture_folder import open_picture_folder
 
 GREY = np.linspace(0, 1, 256).reshape(16, 16)
@@ -46,21 +43,12 @@ def test_labels_that_are_no_class_numbers_are_refused(tmp_path):
     features = datasets.Features(
         img=datasets.Image(), label=datasets.ClassLabel(names=['a', 'b']), shares=datasets.Value('float32'))
     datasets.Dataset.from_dict(pictures, features=features).to_parquet(tmp_path / 'test-00000-of-00001.parquet')
-    assert open_dataset(str(tmp_path), 'test', None, 'img', 'label')[1][1] == 1
+    assert open_dataset(str(tmp_path), 'test')[1][1] == 1
     with pytest.raises(ValueError, match=r"data=.*target_key='shares': needs a column of class numbers"):
-        open_dataset(str(tmp_path), 'test', None, 'img', 'shares')
+        open_dataset(str(tmp_path), 'test', 'img', 'shares')
     with pytest.raises(ValueError, match=r"needs the columns input_key='image', target_key='shares', has \['img', "):
-        open_dataset(str(tmp_path), 'test', None, 'image', 'shares')
-    assert len(sample_pictures(str(tmp_path), 'test', None, 'img', 2)) == 2  # labels are not read
-
-
-def test_streams_are_refused_where_pictures_need_numbers(monkeypatch):
-    stream = IterableImageDataset('', reader=[])
-    monkeypatch.setattr(data, 'open_dataset', lambda *args: stream)
-    for take in (lambda: sample_pictures('hfids/x', 'test', None, 'img', 2),
-                 lambda: load_images(stream, torch.nn.Identity(), torch.device('cpu'))):
-        with pytest.raises(ValueError, match='streams work for eval only'):
-            take()
+        open_dataset(str(tmp_path), 'test', 'image', 'shares')
+    assert len(sample_pictures(str(tmp_path), 'test', 'img', 2)) == 2  # labels are not read
 
 
 @pytest.mark.parametrize('name,value', [
@@ -80,19 +68,30 @@ def test_hidden_things_are_no_data(tmp_path, caplog):
     for name in ('cat/._0.png', 'dog/.hid.png', '.train-00000.parquet'):
         (tmp_path / name).write_bytes(b'no picture')
     train, held, _ = open_picture_folder(tmp_path, 1)
-    dataset = open_dataset(str(tmp_path), 'test', None, 'img', 'label')
+    dataset = open_dataset(str(tmp_path), 'test')
     for each in (train, held, dataset):
         assert each.reader.class_to_idx == dict(cat=0, dog=1)
     trained = sorted(file for each in (train, held) for file, _ in each.reader.samples)
-    assert trained == [file for file, _ in dataset.reader.samples] == find_pictures([str(tmp_path)]) == shown
+    assert trained == [file for file, _ in dataset.reader.samples] == shown
+    assert [*map(str, find_pictures([str(tmp_path)]))] == shown
     assert caplog.text.count(f'{tmp_path}: 7 hidden files are ignored') == 3
 
 
-def test_folders_of_numbers_are_the_net_s_names_or_the_numbers_of_its_classes():
-    def classes(names, *folders):
-        model = SimpleNamespace(pretrained_cfg=dict(label_names=names))
-        return match_classes(model, SimpleNamespace(class_to_idx={name: i for i, name in enumerate(folders)}))
+def classes(names, *folders):
+    """How folders are matched with the names of a net."""
+    reader = SimpleNamespace(class_to_idx={name: i for i, name in enumerate(folders)})
+    return match_classes(
+        SimpleNamespace(pretrained_cfg=dict(label_names=names)), SimpleNamespace(reader=reader))
 
+
+def test_names_are_matched_loosely_only_if_they_stay_distinct():
+    assert classes(['a_b', 'a-b'], 'a-b', 'a_b') == {0: 1, 1: 0}
+    assert classes(['Cat', 'fire truck'], 'cat', 'fire_truck') == {0: 0, 1: 1}
+    with pytest.raises(ValueError, match="classes: the dataset's are"):
+        classes(['A', 'a', 'b'], 'B', 'a')  # loosely, A and a are one name
+
+
+def test_folders_of_numbers_are_the_net_s_names_or_the_numbers_of_its_classes():
     one_to_nine = list('123456789')
     assert classes(one_to_nine, '1', '2', '9') == {0: 0, 1: 1, 2: 8} and classes(None, '3', '7') == {0: 3, 1: 7}
     assert classes(None, 'cat', '7') is None

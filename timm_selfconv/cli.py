@@ -14,7 +14,6 @@ from .version import __version__
 __all__ = ['main']
 
 MODULES = ('use', 'train', 'zoo', 'findings')  # modules of commands, in the order of --help
-MOVED = dict(curves='figures --curves', recipe='list --recipes', tables='list --tables')  # commands of 0.2
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,9 +54,6 @@ def create_parser() -> Parser:
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = create_parser()
-    command = next(iter(sys.argv[1:] if argv is None else argv), '')
-    if command in MOVED:
-        parser.error(f'{command}: is now timm-selfconv {MOVED[command]}')
     args, more = parser.parse_known_args(argv)
     if 'overrides' in args and all('=' in word and word[0] != '-' for word in more):
         args.overrides += more  # argparse does not collect KEY=VALUE after an option

@@ -9,13 +9,11 @@ import torch.nn as nn
 from PIL import Image, ImageOps
 from timm.data import ImageDataset, create_dataset, create_transform
 from timm.data.model_config import resolve_input_data_config
-from timm.data.readers.class_map import load_class_map
 from timm.data.readers.reader_image_folder import ReaderImageFolder
-from torch.utils.data import IterableDataset
 from torchvision.transforms import Compose, Grayscale
 from tqdm import trange
 
-from timm_selfconv.files import PICTURES, as_value_error, natural_key, picture_files
+from timm_selfconv.files import PICTURES, natural_key, picture_files
 from timm_selfconv.weights.loading import require_hub
 
 __all__ = [
@@ -87,20 +85,16 @@ def read_picture(file: Union[str, Path, IO[bytes]], name: str) -> Image.Image:
 
 
 class PictureReader(ReaderImageFolder):
-    """Reader of pictures with a folder per class, numbered in natural order or by timm's class map."""
+    """Reader of pictures with a folder per class, numbered in natural order."""
 
-    def __init__(self, root: Union[str, Path], class_map: Any = None):
+    def __init__(self, root: Union[str, Path]):
         self.root = str(root)
         files = picture_files(root)
         if not files:
             raise ValueError(f'folder={self.root!r}: has no pictures ({", ".join(PICTURES)})')
         names = [file.parent.name if file.parent != Path(root) else '' for file in files]
         self.class_to_idx = {name: i for i, name in enumerate(sorted(set(names), key=natural_key))}
-        if class_map:
-            with as_value_error(f'class_map={class_map!r}'):
-                self.class_to_idx = load_class_map(class_map, self.root)
-        self.samples = [
-            (str(file), self.class_to_idx[name]) for file, name in zip(files, names) if name in self.class_to_idx]
+        self.samples = [(str(file), self.class_to_idx[name]) for file, name in zip(files, names)]
 
 
 class PictureDataset(ImageDataset):
@@ -123,7 +117,7 @@ def check_labels(what: str, labels: torch.Tensor, num_classes: int) -> None:
 
 def label_numbers(dataset: Any) -> Dict[str, int]:
     """Return the labels of a dataset by class name, empty without names."""
-    return getattr(getattr(dataset, 'reader', dataset), 'class_to_idx', None) or {}
+    return getattr(dataset.reader, 'class_to_idx', None) or {}
 
 
 def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
@@ -148,8 +142,8 @@ def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
         if len(classes) == len(names) and len(wanted) == len(labels) and wanted <= classes.keys():
             return {label: classes[spelled(name)] for name, label in labels.items()}
     raise ValueError(
-        f"classes: the dataset's are {sorted(labels)}, the model's {names}; rename the folders, give a "
-        f'class map, or train a model for these: timm-selfconv finetune, or the key num_classes={len(labels)}')
+        f"classes: the dataset's are {sorted(labels)}, the model's {names}; rename the folders, or "
+        f'train a model for these: timm-selfconv finetune, or the key num_classes={len(labels)}')
 
 
 def column_names(data: str) -> List[str]:
@@ -165,62 +159,48 @@ def first_folder(folder: Path, *names: str) -> Optional[Path]:
     return next((folder / name for name in names if (folder / name).is_dir()), None)
 
 
-def open_folder(folder: Path, split: str, class_map: Any) -> PictureDataset:
+def open_folder(folder: Path, split: str) -> PictureDataset:
     """Open FOLDER/SPLIT/CLASS/PICTURE, or FOLDER/CLASS/PICTURE if the folder has no splits."""
     like = next((names for names in (TRAIN, VALIDATION) if split in names), ())
     root = first_folder(folder, split, *like)
     splits = [name for name in (*TRAIN, *VALIDATION, 'test') if (folder / name).is_dir()]
     if root is None and (splits or '[' in split):
         raise ValueError(f'split={split!r}: needs one of {splits} in the folder {str(folder)!r}')
-    return PictureDataset('', PictureReader(root or folder, class_map))
+    return PictureDataset('', PictureReader(root or folder))
 
 
 def open_dataset(
-        data: str, split: str, data_dir: Optional[str], input_key: str, target_key: Optional[str],
-        class_map: Any = None,
-) -> Any:
-    """Open a folder of pictures, a folder of parquet files in the Hub's layout, or a dataset by its timm name.
+        data: str, split: str, input_key: str = 'img', target_key: Optional[str] = 'label') -> PictureDataset:
+    """Open a folder of pictures, a folder of parquet files in the Hub's layout, or a dataset of the Hub.
 
-    ``data_dir`` is the folder of the files, for some names; ``input_key`` and ``target_key`` are the columns of images
-    and labels (None without labels); ``class_map`` is timm's, a dictionary or a file with a class name per line. Raises
-    a ValueError if there are no such data, columns or images.
+    A dataset of the Hub has the name that timm gives it, 'hfds/OWNER/NAME'. ``input_key`` and ``target_key`` are the
+    columns of images and labels (None without labels). Raises a ValueError if data, columns or images are missing.
     """
     folder = Path(data)
     if data and folder.is_dir():
         if not picture_files(folder, ('.parquet',)):
-            return open_folder(folder, split, class_map)
+            return open_folder(folder, split)
         data = f'hfds/{data}'
     reader, _, name = data.partition('/')
-    if not name or reader not in ('hfds', 'hfids', 'tfds', 'torch', 'wds'):
-        raise ValueError(f"data={data!r}: needs a folder or a timm dataset name, e.g. 'hfds/uoft-cs/cifar10'")
-    of_hub, label = reader in ('hfds', 'hfids'), 0
-    columns: Dict[str, Any] = dict(input_key=input_key, target_key=target_key or input_key) if of_hub else {}
+    if not name or reader != 'hfds':
+        raise ValueError(f"data={data!r}: needs a folder or a dataset of the Hub, e.g. 'hfds/uoft-cs/cifar10'")
     try:
-        if of_hub and not Path(name).exists():
+        if not Path(name).exists():
             require_hub()
-        dataset = create_dataset(data, data_dir, split=split, class_map=class_map, **columns)
-        if reader == 'hfds' and len(dataset):
-            _, label = dataset.reader[0]
+        dataset = create_dataset(data, None, split=split, input_key=input_key, target_key=target_key or input_key)
+        label = dataset.reader[0][1] if len(dataset) else 0
     except ImportError as e:
-        extra = "pip install 'timm_selfconv[data]' first" if of_hub else 'needs a package that is not installed'
-        raise ValueError(f'data={data!r}: {extra} ({e})') from e
+        raise ValueError(f"data={data!r}: pip install 'timm_selfconv[data]' first ({e})") from e
     except Exception as e:  # readers raise many types
-        has = column_names(name) if reader == 'hfds' else []
-        why = f'cannot be read ({e or type(e).__name__})'
-        if has and not {*columns.values()} <= {*has}:
+        has, why = column_names(name), f'cannot be read ({e or type(e).__name__})'
+        if has and not {input_key, target_key or input_key} <= {*has}:
             why = f'needs the columns {input_key=}, {target_key=}, has {has}'
-        raise ValueError(f'data={data!r}, {data_dir=}, {split=}: {why}') from e
+        raise ValueError(f'data={data!r}, {split=}: {why}') from e
     if target_key is not None and not isinstance(label, int):
         raise ValueError(f'data={data!r}, {target_key=}: needs a column of class numbers, has {type(label).__name__}')
     if not len(dataset):
         raise ValueError(f'data={data!r}: split {split!r} has no images')
-    return PictureDataset('', dataset.reader) if isinstance(dataset, ImageDataset) else dataset
-
-
-def check_numbered(dataset: Any) -> None:
-    """Raise a ValueError for a stream, which has no random access."""
-    if isinstance(dataset, IterableDataset):
-        raise ValueError("data: streams work for eval only, needs random access, e.g. 'hfds/...'")
+    return PictureDataset('', dataset.reader)
 
 
 def data_name(data: str) -> str:
@@ -229,12 +209,11 @@ def data_name(data: str) -> str:
     return folder.resolve().name if folder.is_dir() else data
 
 
-def sample_pictures(data: str, split: str, data_dir: Optional[str], input_key: str, count: int) -> List[Image.Image]:
+def sample_pictures(data: str, split: str, input_key: str, count: int) -> List[Image.Image]:
     """Sample evenly spaced pictures of a dataset (:func:`open_dataset`), which gives all classes if it is sorted."""
-    dataset = open_dataset(data, split, data_dir, input_key, None)
-    check_numbered(dataset)
+    dataset = open_dataset(data, split, input_key, None)
     numbers = trange(min(count, len(dataset)), desc='pictures', leave=False, disable=None)
-    return [dataset[i * len(dataset) // len(numbers)][0].convert('RGB') for i in numbers]
+    return [dataset[i * len(dataset) // len(numbers)][0] for i in numbers]
 
 
 def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
@@ -274,7 +253,6 @@ def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:
     Raises:
         ValueError: If pictures cannot be read; it names the first three.
     """
-    check_numbered(dataset)
     dataset.transform = picture_transform(model, normalize=False)
     rows: List[Any] = []
     unreadable: List[str] = []

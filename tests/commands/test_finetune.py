@@ -34,7 +34,7 @@ def digits(tmp_path):
 @pytest.mark.slow
 def test_digits_are_told_apart_by_a_net_for_other_commands(digits, tmp_path, capsys):
     net = tmp_path / 'net'
-    main(['finetune', NET, str(digits), '--output', str(net), 'hflip=0', '--img-size', '16', 'batch_size=16'])
+    main(['finetune', NET, str(digits), '--output', str(net), 'hflip=0', 'img_size=16', 'batch_size=16'])
     model = timm.create_model(f'local-dir:{net}', pretrained=True).eval()
     config, card = json.loads((net / 'config.json').read_text()), (net / 'README.md').read_text()
     assert config['label_names'] == ['four', 'one', 'three'] and config['num_classes'] == 3
@@ -47,7 +47,8 @@ def test_digits_are_told_apart_by_a_net_for_other_commands(digits, tmp_path, cap
     assert accuracy > 0.8 and 24 * accuracy == pytest.approx(round(24 * accuracy), abs=0.01)
     assert f'| initialised from | {NET} |\n| teacher | none |' in card
     assert '| data | digits: 96 pictures to train on, 24 to validate on (20% of each class, ' in card
-    assert '```text\nhflip=0 batch_size=16\n```' in card and "create_model('local-dir:net', pretrained=True)" in card
+    assert '```text\nhflip=0 img_size=16 batch_size=16\n```' in card
+    assert "create_model('local-dir:net', pretrained=True)" in card
     assert 'for pictures of 16 x 16 pixels and 3 classes: four, one, three.' in card
     main(['classify', f'local-dir:{net}', str(digits / 'three' / '0.png')])
     assert 'three' in capsys.readouterr().out
@@ -62,7 +63,7 @@ def own(tmp_path):
 
 def test_a_killed_one_goes_on_and_a_whole_one_stays(own, tmp_path, monkeypatch, refused):
     def command(output):
-        return ['finetune', NET, own, '--seed', '3', '--output', str(tmp_path / output), *BRIEF]
+        return ['finetune', NET, own, 'seed=3', '--output', str(tmp_path / output), *BRIEF]
 
     def finetune(output):
         main(command(output))

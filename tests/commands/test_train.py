@@ -1,5 +1,4 @@
 """Commands that evaluate and transform nets: eval, include, prune; train is tested by what include prints."""
-import dataclasses
 import json
 import shlex
 
@@ -58,9 +57,7 @@ def test_prune(degenerate, tmp_path, capsys, refused):
     command = ['prune', degenerate, '--output', str(tmp_path / 'out' / 'pruned')]
     main(command)
     out = capsys.readouterr().out
-    assert [line.split()[:2] for line in out.splitlines() if 'equally' in line or 'stripe' in line] == [
-        ['0', '3'], ['1', '0']]
-    assert '1e-08' in out and '1e+08' in out
+    assert [line.split() for line in out.splitlines()[2:4]] == [['0', '3', '1e-08', '1'], ['1', '0', '1', '1e+08']]
     full = timm.create_model(degenerate, pretrained=True).eval()
     pruned = prune_heads(full, {0: [3], 1: [0]})
     counts = counting.count(pruned)
@@ -99,33 +96,25 @@ def test_include_and_what_it_says_trains_on(tmp_path, capsys, refused):
     assert not (tmp_path / 'poor').exists()
 
 
-def test_prune_the_heads_one_names(degenerate, little, tmp_path, capsys, refused):
+def test_prune_the_heads_one_names(degenerate, little, tmp_path, refused):
     output = ['--output', str(tmp_path / 'pruned')]
     refused('nothing to prune', ['prune', little, *output])
-    assert not (tmp_path / 'pruned').exists()
     main(['prune', degenerate, *output, '--heads', '0:1,2', '1:0'])
-    assert '1, 2' in capsys.readouterr().out
     assert timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True).num_heads == (2, 3)
 
 
-def test_prune_to_a_number_of_heads(degenerate, tmp_path, capsys, refused):
+def test_prune_to_a_number_of_heads(degenerate, tmp_path, refused):
     fill(tmp_path / 'data' / 'train', range(2), count=3)
     output, data = ['--output', str(tmp_path / 'merged')], ['--data', str(tmp_path / 'data')]
     for wrong, message in ((['--keep', '4', '2'], 'keep=[4, 2]: needs --data'), (data, 'needs --keep')):
         refused(message, ['prune', degenerate, *output, *wrong])
-    assert not (tmp_path / 'merged').exists()
-    main(['prune', degenerate, *output, *data, '--keep', '4', '2', '--count', '4', '--json'])
-    result = json.loads(capsys.readouterr().out)
+    main(['prune', degenerate, *output, *data, '--keep', '4', '2', '--count', '4'])
 
     full = timm.create_model(degenerate, pretrained=True).eval()
     files = [f'{label}/{i}.png' for label in (0, 1) for i in (0, 1)]  # every 1.5th of six
     pictures = open_images([tmp_path / 'data' / 'train' / file for file in files])
-    merged, report = merge_heads(full, (4, 2), preprocess(full, pictures))
-    assert [tuple(row.values()) for row in result['dropped']] == [
-        (merge.layer, list(merge.dropped), pytest.approx(merge.error, rel=1e-3)) for merge in report]
-    assert result['after'] == dataclasses.asdict(counting.count(merged)) and 'train pruned' in result['train']
-    assert result['before']['parameters'] > result['after']['parameters']
-    loaded = timm.create_model(result['model'], pretrained=True).eval()
+    merged, _ = merge_heads(full, (4, 2), preprocess(full, pictures))
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'merged'}", pretrained=True).eval()
     assert loaded.num_heads == (4, 2)
     x = torch.randn(1, 3, 32, 32)
     torch.testing.assert_close(loaded(x), merged(x), rtol=1e-3, atol=1e-3)

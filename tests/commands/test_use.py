@@ -1,6 +1,5 @@
 """Commands that use a net: classify, demo, heads, figures, explore, theorem."""
 import argparse
-import io
 import json
 import os
 from pathlib import Path
@@ -15,13 +14,12 @@ from timm_selfconv.cli import main
 from timm_selfconv.data import open_images, preprocess
 
 
-def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, folder, capsys, monkeypatch):
+def test_classify_files_and_folders(checkpoint, folder, capsys):
     Path(folder, 'test', '3', 'broken.png').write_text('hello')
-    names = [f'{folder}/test/{i}/0.png' for i in (3, 1, 2, 5)]
-    monkeypatch.setattr('sys.stdin', io.StringIO(f'{names[3]}\n'))
+    names = [f'{folder}/test/{i}/0.png' for i in (3, 1)]
     command = ['classify', 'sa_quadratic_tiny_cifar', '--checkpoint', checkpoint, '--topk', '11']
     with pytest.raises(SystemExit) as stopped:
-        main([*command, f'{folder}/test/3', f'{folder}/test/[12]/*.png', '-', '--json'])
+        main([*command, f'{folder}/test/3', names[1], '--json'])
     printed = capsys.readouterr()
     assert stopped.value.code == 1 and 'broken.png' in printed.err and printed.err.count('\n') == 1
     rows = json.loads(printed.out)
@@ -35,11 +33,6 @@ def test_classify_what_folders_patterns_and_standard_input_name(checkpoint, fold
     main([*command, names[0]])
     out = capsys.readouterr().out
     assert '0.png' in out and 'probability' in out and 'The net has 10 classes: airplane,' in out
-    os.rename(names[0], f'{folder}/test/0[1].png')  # no pattern, as there is such a file
-    os.rename(names[1], f'{folder}/test/01.png')
-    main([*command[:-2], f'{folder}/test/0[1].png', f'{folder}/test/0*', '--json'])
-    assert [Path(row['picture']).name for row in json.loads(capsys.readouterr().out)] == [
-        '0[1].png', '01.png', '0[1].png']
 
 
 def test_grey_nets_see_grey_and_names_of_classes_stay(folder, tmp_path, capsys):
@@ -66,11 +59,11 @@ def test_heads(checkpoint, little, capsys):
     out = capsys.readouterr().out
     assert f"{result['layers'][3]['residual']:.3f}" in out and '5 x 5 convolution' in out
 
-    def untrained(seed):
-        main(['heads', little, '--json', '--untrained', '--seed', seed])
-        return capsys.readouterr().out
-
-    assert untrained('1') == untrained('1') != untrained('2')
+    printed = []
+    for _ in range(2):
+        main(['heads', little, '--untrained'])
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != out  # from a fixed seed
 
 
 def test_demo(capsys):

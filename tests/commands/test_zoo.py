@@ -13,15 +13,14 @@ def test_bench_against_the_released_algorithm(little, capsys):
     main(command)
     out = capsys.readouterr().out
     assert out.count('released algorithm') == out.count('timm_selfconv') == 2 and 'of the GEMM limit' in out
-    main([*command, '--train', '--dtype', 'bfloat16', '--json'])
-    result = json.loads(capsys.readouterr().out)
-    assert result['train'] and [(s['path'], s['batch_size'], s['dtype']) for s in result['speeds']] == [
-        (path, batch, 'bfloat16') for batch in (1, 2) for path in ('released algorithm', 'timm_selfconv')]
+    main([*command, '--train', '--dtype', 'bfloat16'])
+    out = capsys.readouterr().out
+    assert out.count('bfloat16') == 4 and 'forward and backward' in out
 
 
 def test_bench_takes_images_of_the_nets_own_size(capsys):
-    main(['bench', 'convit_tiny', '--untrained', '--batch-size', '1', '--seconds', '0.01', '--json'])
-    assert [s['img_size'] for s in json.loads(capsys.readouterr().out)['speeds']] == [224]
+    main(['bench', 'convit_tiny', '--untrained', '--batch-size', '1', '--seconds', '0.01'])
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ['ConVit', '224']
 
 
 def test_list_and_tables_for_machines(capsys):
@@ -29,8 +28,7 @@ def test_list_and_tables_for_machines(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert {row['name'] for row in rows} == set(zoo_names())
     main(['list', '--tables', '--json'])
-    printed = json.loads(capsys.readouterr().out)
-    assert printed['tables'][0]['label'] == 'ResNet18' and {'paper', 'here'} <= set(printed['results'][0])
+    assert json.loads(capsys.readouterr().out)[0]['label'] == 'ResNet18'
 
 
 def test_export_writes_a_measured_card_and_nothing_twice(checkpoint, named, tmp_path, refused, monkeypatch):

@@ -66,7 +66,7 @@ def training(folder):
     """Makes trainings of the small net, augmented as timm does, to be led by hand."""
     def make(*overrides, kind=trainer.Training):
         args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
-        net = create_net(args, dataset := open_dataset(str(folder), 'train', None, 'img', 'label'))
+        net = create_net(args, dataset := open_dataset(str(folder), 'train'))
         return kind(args, net, load_images(dataset, net, torch.device('cpu')))
 
     return make
@@ -77,7 +77,7 @@ def one_epoch():
     """Trains one epoch and returns its loss; the next one follows it."""
     def one_epoch(training):
         scheduler, _ = trainer.create_scheduler_v2(
-            training.optimizer, **trainer.scheduler_kwargs(training.args), updates_per_epoch=training.steps)
+            training.optimizer, **trainer.scheduler_kwargs(training.args), updates_per_epoch=training.batches)
         loss = training.epoch(scheduler)
         training.history.append({})
         return loss

@@ -55,7 +55,7 @@ def test_images_are_normalised_as_timm_does(folder):
     args = read_recipe('muon_tiny', ['crop_padding=null', 'hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]'])
     model = timm.create_model('sa_quadratic_tiny_cifar', embed_dim=8)
     augment = Augment(args, model, torch.device('cpu'))
-    images, labels = load_images(open_dataset(str(folder), 'test', None, 'img', 'label'), model, torch.device('cpu'))
+    images, labels = load_images(open_dataset(str(folder), 'test'), model, torch.device('cpu'))
     assert images.dtype == torch.uint8 and labels.tolist() == [0, 0, 0, 1, 1, 1]
     transform = create_transform(**timm.data.resolve_data_config({}, model=model))
     wanted = torch.stack([transform(Image.fromarray(i.permute(1, 2, 0).numpy())) for i in images])

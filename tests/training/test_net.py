@@ -19,7 +19,7 @@ from tiny_nets import NARROW, SMALL
 
 def test_classes_are_the_net_s_by_name(tmp_path, own, refused):
     known = fill_splits(tmp_path / 'data', 'truck', 'cat')
-    train_set, test_set = (open_dataset(str(known), name, None, 'img', 'label') for name in ('train', 'test'))
+    train_set, test_set = (open_dataset(str(known), name) for name in ('train', 'test'))
     create_net(read_recipe('muon_tiny', [SMALL]), train_set, test_set)
     assert [label for _, label in test_set] == [3] * 3 + [9] * 3 and train_set[0][1] == 3
     for more, message in ((SMALL, r"dataset's are \['ant', 'cow'\], the model's .* key num_classes=2"),
@@ -32,14 +32,14 @@ def test_classes_are_the_net_s_by_name(tmp_path, own, refused):
 def test_other_classes_get_a_new_classifier(name, count):
     """Behind the weights that the net has, even if there are as many of them."""
     names = [f'class {i}' for i in range(count)]
-    dataset = SimpleNamespace(class_to_idx={name: i for i, name in enumerate(names)})
+    dataset = SimpleNamespace(reader=SimpleNamespace(class_to_idx={name: i for i, name in enumerate(names)}))
     keys = [f'model={name}', 'pretrained=true', f'num_classes={count}']
     ours = create_net(read_recipe('muon_tiny', keys), dataset)
     trained = timm.create_model(name, pretrained=True)
     states = ours.state_dict(), trained.state_dict()
     assert all(torch.equal(states[0][k], v) == ('fc.' not in k) for k, v in states[1].items())
     assert class_names(ours, count) == tuple(names) and ours(torch.zeros(1, 3, 32, 32)).shape == (1, count)
-    dataset.class_to_idx = dict(zip(CIFAR10_CLASSES, range(10)))
+    dataset.reader.class_to_idx = dict(zip(CIFAR10_CLASSES, range(10)))
     kept = create_net(read_recipe('muon_tiny', [*keys[:2], 'num_classes=10']), dataset).state_dict()
     torch.testing.assert_close(kept, trained.state_dict(), rtol=0, atol=0)
 

@@ -94,7 +94,7 @@ def test_a_run_from_before_new_keys_goes_on(tmp_path, run):
     checkpoint = run(tmp_path, *brief(3), until=0)
     for entries, key in (
             (checkpoint, 'data'), (checkpoint['args'], 'log_wandb'),
-            (checkpoint['args'], 'kd_temperature'), (checkpoint['args'], 'grad_accum_steps')):
+            (checkpoint['args'], 'kd_temperature')):
         del entries[key]
     torch.save(checkpoint, tmp_path / 'last.pth.tar')
     assert run(tmp_path, *brief(3))['epoch'] == 2

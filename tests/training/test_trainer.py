@@ -212,16 +212,6 @@ def test_choosing_the_hardest_half_leaves_statistics_mode_and_gradients(training
     assert not any(torch.equal(before[n], p) for n, p in net.named_parameters() if 'weight' in n)
 
 
-def test_gradients_add_up_over_batches(training, one_epoch):
-    """No BatchNorm, no augmentation: 24 images at once, or eight and again eight and again eight."""
-    at_once = training(*STILL, 'batch_size=24')
-    in_parts = training(*STILL, 'grad_accum_steps=3')
-    broken = training(*STILL, 'batch_size=5', 'grad_accum_steps=3')  # of 5, 5, 5, and of the one left
-    assert [at_once.steps, in_parts.steps, broken.steps] == [1, 1, 2]
-    assert one_epoch(in_parts) == pytest.approx(one_epoch(at_once), rel=1e-5)
-    torch.testing.assert_close(in_parts.model.state_dict(), at_once.model.state_dict(), rtol=1e-5, atol=1e-6)
-
-
 def test_positions_learn_at_their_own_rate(training, one_epoch):
     plain, scaled = (training(*STILL, 'lr=0.5', 'batch_size=24', f'position_lr_scale={s}') for s in (1, 30))
     start = copy.deepcopy(plain.model.state_dict())

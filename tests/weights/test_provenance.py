@@ -1,8 +1,7 @@
-"""Teacher and origin of weights, on cards, in captions and in tables."""
+"""Teacher and origin of weights, on cards and in captions."""
 import pytest
 
 from timm_selfconv import weights
-from timm_selfconv.measure.tables import results_rows
 from timm_selfconv.weights import saving
 
 
@@ -37,15 +36,13 @@ def test_a_net_inherits_the_teachers_of_its_origin(ship):
     assert 'from labels alone' not in weights.card_path('net').read_text()
 
 
-def test_tags_captions_and_rows_name_teacher_and_origin():
-    rows = {row['name']: row for row in results_rows()}
+def test_tags_and_captions_name_teacher_and_origin():
     for name in weights.checksums():
         began, taught = weights.origin(name), weights.teachers(name)
         tag = name.partition('.')[2] or 'cifar10'
         assert tag == ('from_quadratic_cifar10' if began else 'dist_cifar10' if taught else 'cifar10')
         assert {*taught, *([began] if began else [])} <= set(weights.checksums())
         assert weights.provenance(name) in weights.net_caption(weights.tagged_name(name))
-        assert (rows[name]['initialised_from'], rows[name]['teacher']) == (began, ', '.join(taught) or None)
 
 
 def test_captions():

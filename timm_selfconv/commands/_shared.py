@@ -14,7 +14,6 @@ from timm.models import load_state_dict
 
 from timm_selfconv.files import check_new
 from timm_selfconv.models import zoo_names
-from timm_selfconv.theory import fuse
 from timm_selfconv.weights import net_caption
 from timm_selfconv.weights.loading import hub_errors
 
@@ -67,10 +66,7 @@ MODEL = argument('model', type=model_name, metavar='MODEL', help=(
     'name of a timm model (timm-selfconv list shows the zoo), local-dir:FOLDER or hf-hub:OWNER/NAME'))
 CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='load this weight file instead')
 NET = (  # arguments of load_model
-    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='initialise the net, load no weights')],
-    argument('--seed', type=int, default=42, help='seed of --untrained (default: 42)'))
-FUSE = argument('--fuse', action='store_true', help='fuse the net for inference: faster, same logits')
-DATA_DIR = argument('--data-dir', metavar='DIR', help='folder with the files of a named dataset')
+    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='initialise the net, load no weights')])
 INPUT_KEY = argument('--input-key', default='img', metavar='KEY', help='column of the images (default: img)')
 COUNT = argument('--count', type=natural, default=100, metavar='N', help='number of images (default: 100)')
 DEVICE = argument('--device', help='device of torch (default: cuda if available, else cpu)')
@@ -94,8 +90,7 @@ def show(args: Namespace, values: Any, text: str) -> None:
 
 
 def load_model(args: Namespace) -> Any:
-    model = create_model(args.model, args.checkpoint, args.untrained, args.seed)
-    return fuse(model) if 'fuse' in args and args.fuse else model
+    return create_model(args.model, args.checkpoint, args.untrained)
 
 
 def caption(args: Namespace) -> str:
@@ -110,14 +105,14 @@ def common_prefix(checkpoint: Path) -> str:
     return ''
 
 
-def create_model(name: str, checkpoint: Optional[Path] = None, untrained: bool = False, seed: int = 42) -> Any:
-    """A net with pretrained weights, the weights of a checkpoint, or initialised from a seed.
+def create_model(name: str, checkpoint: Optional[Path] = None, untrained: bool = False) -> Any:
+    """A net with pretrained weights, the weights of a checkpoint, or initialised from a fixed seed.
 
     Raises:
         ValueError: If the weights cannot be loaded, or are not finite.
     """
     if untrained:
-        torch.manual_seed(seed)
+        torch.manual_seed(42)
     try:
         own = name.partition('.')[0] in zoo_names() or ':' in name
         config = None if own or checkpoint or untrained else timm.get_pretrained_cfg(name)

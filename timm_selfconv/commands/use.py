@@ -1,5 +1,4 @@
 """Commands that use a net: demo, classify, explore, heads, figures, theorem."""
-import glob
 import importlib.util
 import shlex
 import sys
@@ -19,8 +18,10 @@ from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.measure import tables
 from timm_selfconv.models import CIFAR10_CLASSES
 from timm_selfconv.weights import net_caption
-from ._shared import COUNT, DATA_DIR, FUSE, INPUT_KEY, JSON, NET, argument, caption, command, create_model, \
-    images, load_model, model_name, natural, output, show, split
+from ._shared import (
+    COUNT, INPUT_KEY, JSON, NET, argument, caption, command, create_model, images, load_model, model_name, natural,
+    output, show, split,
+)
 
 GROUP = 'use a net'
 DEMO_MODEL = 'sa_quadratic_tiny_cifar'
@@ -51,27 +52,20 @@ def demo(args: Namespace) -> None:
           f'Show the attention maps of these pictures:\n{line}')
 
 
-def find_pictures(words: Sequence[str]) -> List[str]:
-    """The paths of pictures that files, folders, patterns and standard input name."""
-    paths: List[str] = []
-    for word in words:
-        if word == '-':
-            paths += filter(None, sys.stdin.read().splitlines())
-        elif Path(word).is_dir():
-            paths += map(str, picture_files(word))
-        else:
-            found = [] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
-            if not found and not Path(word).is_file():
-                raise ValueError(f'{word}: no such file')
-            paths += [path for path in found if not Path(path).is_dir()] or [word]
+def find_pictures(words: Sequence[str]) -> List[Path]:
+    """The pictures that files and folders name."""
+    paths = [path for word in words for path in (picture_files(word) if Path(word).is_dir() else [Path(word)])]
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f'{path}: no such file')
     if not paths:
         raise ValueError(f'images={words}: needs pictures ({", ".join(PICTURES)}), has none')
     return paths
 
 
-@command(GROUP, *NET, FUSE, argument('images', nargs='+', metavar='IMAGE', help=(
-    "pictures, folders, patterns such as 'cats/*.jpg', or - for paths on standard input, one per line")), argument(
-    '--topk', type=natural, default=1, metavar='K', help='number of classes per picture (default: 1)'), JSON)
+@command(
+    GROUP, *NET, argument('images', nargs='+', metavar='IMAGE', help='pictures, or folders of pictures'),
+    argument('--topk', type=natural, default=1, metavar='K', help='number of classes per picture (default: 1)'), JSON)
 def classify(args: Namespace) -> None:
     """Classify pictures.
 
@@ -87,7 +81,7 @@ def classify(args: Namespace) -> None:
             errors.append(f'timm-selfconv: {e}')
         else:
             best, = top_classes(model, [image], args.topk)
-            rows += [{'picture': path, 'class': name, 'probability': prob} for name, prob in best]
+            rows += [{'picture': str(path), 'class': name, 'probability': prob} for name, prob in best]
     table = rows and tabulate(rows, headers='keys', floatfmt='.3f', disable_numparse=[0, 1])
     names = textwrap.shorten(', '.join(label_names(model)) or 'unnamed', 400)
     if rows or args.json:
@@ -142,7 +136,7 @@ def heads(args: Namespace) -> None:
     GROUP, *NET, [
         images('pictures to average over, and to draw one figure each', name='--images'),
         argument('--data', help='average over a dataset instead: a folder or a name, as for eval')],
-    DATA_DIR, split('test'), INPUT_KEY, COUNT, output('DIR', 'new folder for the figures'),
+    split('test'), INPUT_KEY, COUNT, output('DIR', 'new folder for the figures'),
     argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
         'query pixel in the grid of the first layer (default: the middle)')), PART,
     argument('--versus', type=model_name, metavar='MODEL', help='pretrained model to compare heads with'),
@@ -166,7 +160,7 @@ def figures(args: Namespace) -> None:
     model = load_model(args)
     pictures = open_images(args.images)
     if args.data:
-        pictures = sample_pictures(args.data, args.split, args.data_dir, args.input_key, args.count)
+        pictures = sample_pictures(args.data, args.split, args.input_key, args.count)
     query = None if args.query is None else tuple(args.query)
     versus = {}
     if args.versus:

@@ -24,16 +24,15 @@ from timm_selfconv.measure.evaluation import evaluate, find_device, is_cifar10_t
 from timm_selfconv.training.recipes import RECIPES, find_recipe
 from timm_selfconv.weights import card_path, checksums, publishing, saving, tagged_name, weights_path
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
-from ._shared import DEVICE, JSON, NET, argument, command, create_model, existing_file, model_name, natural, \
-    output, show
+from ._shared import (
+    DEVICE, JSON, NET, argument, command, create_model, existing_file, load_model, model_name, natural, output, show,
+)
 
 GROUP = 'maintain the zoo'
 
 
 @command(
     GROUP, argument('--tables', action='store_true', help="print the papers' tables, with numbers measured here"),
-    argument('--time', action='store_true', help=(
-        'with --tables: also measure the time of plain over hierarchical attention (takes a minute)')),
     argument('--recipes', nargs='?', const='', metavar='NAME', help='list the recipes, or print the path of one'), JSON)
 def list_(args: Namespace) -> None:
     """List the nets with parameters, FLOPs and accuracy, the papers' tables, or the recipes.
@@ -46,9 +45,8 @@ def list_(args: Namespace) -> None:
         for file in sorted(RECIPES.glob('*.yaml')):
             print(f'{file.stem:16}{file.read_text().splitlines()[0].lstrip("# ")}')
     elif args.tables:
-        rows, results = tables.paper_tables(args.time), tables.results_rows()
-        show(args, dict(tables=rows, results=results), (
-            f'{tables.format_tables(rows)}\n\nTest accuracies\n{tables.format_results(results)}'))
+        rows = tables.paper_tables()
+        show(args, rows, tables.format_tables(rows))
     else:
         rows = tables.zoo_rows()
         show(args, rows, tables.format_zoo(rows))
@@ -60,19 +58,14 @@ def list_(args: Namespace) -> None:
     argument('--dtype', nargs='+', default=['float32'], choices=['float32', 'bfloat16'], help=(
         'types of parameters and images (default: float32)')),
     argument('--train', action='store_true', help='measure forward, loss and backward instead of inference'), DEVICE,
-    argument('--threads', type=natural, help='threads of the CPU (default: as torch)'),
-    argument('--seconds', type=float, default=3., help='time per net and size (default: 3 seconds)'), JSON)
+    argument('--seconds', type=float, default=3., help='time per net and size (default: 3 seconds)'))
 def bench(args: Namespace) -> None:
     """Measure the speed of a net, and compare it with the released algorithm and the matrix products.
 
     Example: timm-selfconv bench sa_quadratic_tiny_cifar --img-size 32 64 --batch-size 1
     """
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     device = find_device(args.device)
-    has_weights = ':' in args.model or timm.is_model_pretrained(args.model)
-    model = create_model(
-        args.model, args.checkpoint, args.untrained or not (args.checkpoint or has_weights), args.seed).to(device)
+    model = load_model(args).to(device)
     cuda = device.type == 'cuda'
     hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} thread(s)'
     sizes = args.img_size or [model.pretrained_cfg['input_size'][-1]]
@@ -86,10 +79,8 @@ def bench(args: Namespace) -> None:
     table = tabulate(
         [speed.values() for speed in speeds], ('', 'pixels', 'batch', 'dtype', 'images a second', 'ratio',
                                                'of the GEMM limit'), floatfmt='.2f', missingval='-')
-    show(args, dict(
-        model=args.model, train=args.train, device=hardware, threads=torch.get_num_threads(), speeds=speeds), (
-        f"{args.model}, {'forward and backward' if args.train else 'eval'}, {hardware}: medians of batches in turn\n"
-        f'{table}'))
+    print(f"{args.model}, {'forward and backward' if args.train else 'eval'}, {hardware}: medians of batches in turn\n"
+          f'{table}')
 
 
 def fact(text: str) -> Tuple[str, str]:

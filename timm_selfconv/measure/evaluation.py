@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional
 
 import torch
 import torch.nn as nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm, trange
 
 from timm_selfconv.data import check_labels, class_names, match_classes, open_dataset, picture_transform
@@ -44,29 +44,28 @@ def evaluate(
         data: str,
         split: str = 'test',
         batch_size: int = 64,
-        data_dir: Optional[str] = None,
         input_key: str = 'img',
         target_key: str = 'label',
-        device: str = 'cpu',
-        class_map: Optional[str] = None,
+        device: Optional[str] = 'cpu',
 ) -> Evaluation:
     """Evaluate a classifier in eval mode, with the preprocessing of its configuration.
 
+    The names of the labels are matched with ``label_names`` of the model.
+
     Args:
         model: The classifier, with a timm configuration.
-        data: A folder in the parquet layout of the Hub, a folder with a folder per class, or a dataset name of timm
-            ('hfds/uoft-cs/cifar10', 'torch/cifar10', ...).
-        data_dir: Folder with the files of a named dataset.
+        data: A folder in the parquet layout of the Hub, a folder with a folder per class, or a dataset of the Hub
+            ('hfds/uoft-cs/cifar10').
         input_key, target_key: Columns of images and labels.
-        class_map: Class map of timm. Without it, the names of the labels are matched with ``label_names`` of the model.
+        device: Device of torch; None is CUDA if available, else the CPU.
 
     Raises:
         ValueError: If dataset or device do not exist, the dataset is empty, an image cannot be read, or the model has
             no class for a label.
     """
     on = find_device(device)
-    dataset: Any = open_dataset(data, split, data_dir, input_key, target_key, class_map)
-    classes = None if class_map else match_classes(model, dataset)
+    dataset: Any = open_dataset(data, split, input_key, target_key)
+    classes = match_classes(model, dataset)
     if classes is not None:
         dataset.target_transform = classes.__getitem__
     dataset.transform = picture_transform(model)
@@ -95,12 +94,12 @@ def is_cifar10_test(model: nn.Module, data: str) -> bool:
 
     The images have any order, and the ``label_names`` of the model number the classes.
     """
-    dataset: Any = open_dataset(data, 'test', None, 'img', 'label')
-    if isinstance(dataset, IterableDataset) or len(dataset) != 10_000:
+    dataset = open_dataset(data, 'test')
+    if len(dataset) != 10_000:
         return False
     classes, total = match_classes(model, dataset) or range(256), 0
     for i in trange(len(dataset), desc="CIFAR-10's test split?", leave=False, disable=None):
         image, label = dataset[i]
-        digest = hashlib.sha256(image.convert('RGB').tobytes() + bytes([classes[label]])).digest()
+        digest = hashlib.sha256(image.tobytes() + bytes([classes[label]])).digest()
         total += int.from_bytes(digest, 'big')
     return total % 2 ** 256 == CIFAR10_TEST

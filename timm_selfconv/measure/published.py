@@ -29,7 +29,6 @@ class Published:
     flops: str = '-'  # as printed
     milliseconds: Optional[float] = None  # for one image on a GPU
     note: str = ''  # difference between the published net and the net here
-    plain: Optional[str] = None  # for a hierarchical net (HA), the net of plain attention (SA) to compare with
 
 
 PAPER_1, PAPER_4 = (partial(Published, PAPER, f'Table {number}') for number in (1, 4))
@@ -52,12 +51,11 @@ PUBLISHED = (
     REPORT_2('SA learned emb., 16 heads', 'sa_learned_h16_cifar', 0.912, note=SECOND_VALUES),
     REPORT_2('SA learned emb. + content, 16 heads', 'sa_learned_content_h16_cifar', 0.856, note=SECOND_VALUES),
     REPORT_3('SA learned emb. + content', 'sa_learned_content_cifar', 0.871, '29.5M', '-', 5.374, NO_SECOND_LINEAR),
-    REPORT_3('HA learned emb. + content', 'sa_learned_content_hier_cifar', 0.910, '4.75M', '-', 4.703,
-             plain='sa_learned_content_cifar'),
+    REPORT_3('HA learned emb. + content', 'sa_learned_content_hier_cifar', 0.910, '4.75M', '-', 4.703),
     REPORT_3('SAN pairwise, SA', 'san_pairwise_cifar', 0.818, '3.74M', '-', 16.586),
-    REPORT_3('SAN pairwise, HA', 'san_pairwise_hier_cifar', 0.853, '0.35M', '-', 12.913, plain='san_pairwise_cifar'),
+    REPORT_3('SAN pairwise, HA', 'san_pairwise_hier_cifar', 0.853, '0.35M', '-', 12.913),
     REPORT_3('SAN patchwise, SA', 'san_patchwise_cifar', 0.857, '3.74M', '-', 9.773, PAIRWISE_COUNT),
-    REPORT_3('SAN patchwise, HA', 'san_patchwise_hier_cifar', 0.912, '0.36M', '-', 7.419, plain='san_patchwise_cifar'),
+    REPORT_3('SAN patchwise, HA', 'san_patchwise_hier_cifar', 0.912, '0.36M', '-', 7.419),
     REPORT_3('ViT, SA', 'resvit_cifar', 0.843, '37.4M', '-', 7.094),
-    REPORT_3('ViT, HA', 'resvit_hier_cifar', 0.877, '6.53M', '-', 6.302, plain='resvit_cifar'),
+    REPORT_3('ViT, HA', 'resvit_hier_cifar', 0.877, '6.53M', '-', 6.302),
 )

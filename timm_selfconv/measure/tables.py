@@ -4,25 +4,21 @@ import json
 import re
 import textwrap
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import tabulate
 import timm
-import torch
 from tqdm import tqdm
 
 from timm_selfconv.files import replace_file
 from timm_selfconv.models import zoo_names
-from timm_selfconv.weights import LICENSE, card_facts, checksums, measured_accuracy, origin, teachers
-from .bench import time_interleaved
+from timm_selfconv.weights import LICENSE, card_facts, checksums, measured_accuracy
 from .counting import count
 from .published import PAPER, PUBLISHED, REPORT
 
-__all__ = ['format_results', 'format_tables', 'format_zoo', 'paper_tables', 'results_rows', 'zoo_rows']
+__all__ = ['format_tables', 'format_zoo', 'paper_tables', 'zoo_rows']
 
-HOW = ('recipe', 'script', 'epochs', 'seed', 'hardware', 'time')  # rows of model cards about the training
 COUNTS = Path(__file__).with_name('counts.json')
 
 
@@ -48,26 +44,9 @@ def measure(name: str) -> Dict[str, Any]:
     }
 
 
-def time_ratio(plain: str, name: str) -> float:
-    """Ratio of the times of two nets of the zoo for a batch of 4."""
-    nets: List[Any] = [timm.create_model(net).eval() for net in (plain, name)]
-    images = torch.randn(4, *nets[1].pretrained_cfg['input_size'])
-    with torch.inference_mode():
-        first, second = time_interleaved([partial(net, images) for net in nets])
-    return first / second
-
-
-def paper_tables(time: bool = False) -> List[Dict[str, Any]]:
-    """Rows of the paper's Tables 1 and 4 and the report's Tables 1 to 3, with published and measured numbers.
-
-    With ``time`` it also measures the ratio of the times of plain and hierarchical attention, in about a minute.
-    """
-    measured = {name: measure(name) for name in dict.fromkeys(row.name for row in PUBLISHED)}
-    return [{
-        **asdict(row),
-        'measured': measured[row.name],
-        'time_ratio': time_ratio(row.plain, row.name) if time and row.plain else None,
-    } for row in PUBLISHED]
+def paper_tables() -> List[Dict[str, Any]]:
+    """Rows of the paper's Tables 1 and 4 and the report's Tables 1 to 3, with published and measured numbers."""
+    return [{**asdict(row), 'measured': measure(row.name)} for row in PUBLISHED]
 
 
 def published_accuracies() -> Dict[Tuple[str, str], float]:
@@ -81,22 +60,6 @@ def zoo_rows() -> List[Dict[str, Any]]:
     return [{
         'name': name, 'paper': published.get((PAPER, name)), 'report': published.get((REPORT, name)), **measure(name),
     } for name in zoo_counts()]
-
-
-def results_rows() -> List[Dict[str, Any]]:
-    """One row per published net and per weight file: accuracies, and how the weights were trained."""
-    published = published_accuracies()
-    rows = [{
-        'name': name,
-        'parameters': zoo_counts()[name.partition('.')[0]]['parameters'],
-        'paper': published.get((PAPER, name)),
-        'report': published.get((REPORT, name)),
-        'here': measured_accuracy(name),
-        'teacher': ', '.join(teachers(name)) or None,
-        'initialised_from': origin(name),
-        **{key: card_facts(name).get(key) for key in HOW},
-    } for name in sorted({*zoo_counts(), *checksums()})]
-    return [row for row in rows if row['paper'] or row['report'] or row['here']]
 
 
 def shown(value: Any, form: str = '') -> str:
@@ -132,7 +95,7 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
                 'ep.\nhere': shown(here['epochs']),
                 'params\npubl.': row['parameters'], 'params\nhere': f"{here['parameters']:,}",
                 'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops']),
-                'ms\npubl.': shown(row['milliseconds'], '.3f'), 'time\nSA/HA': shown(row['time_ratio'], '.2f')})
+                'ms\npubl.': shown(row['milliseconds'], '.3f')})
         empty = [key for key in lines[0] if all(line[key] == '-' for line in lines) and 'here' not in key]
         lines = [{key: cell for key, cell in line.items() if key not in empty} for line in lines]
         texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines))
@@ -151,28 +114,14 @@ def format_zoo(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
     """Format :func:`zoo_rows` in 100 columns, in one of tabulate's formats ('github' for Markdown)."""
     return table([{
         'name': row['name'], 'parameters': f"{row['parameters']:,}", 'FLOPs': billions(row['flops']),
-        'published': shown(row['paper'] or row['report'], '.3f'), 'here': shown(row['accuracy'], '.4f'),
-        'epochs': shown(row['epochs']),
+        'paper': shown(row['paper'], '.3f'), 'report': shown(row['report'], '.3f'),
+        'here': shown(row['accuracy'], '.4f'), 'epochs': shown(row['epochs']),
     } for row in rows], tablefmt)
 
 
-def format_results(rows: List[Dict[str, Any]], tablefmt: str = 'simple') -> str:
-    """Format the rows of :func:`results_rows` with weights from labels only, or none, like :func:`format_zoo`."""
-    return table([{
-        'name': row['name'], 'parameters': f"{row['parameters']:,}", 'paper': shown(row['paper'], '.3f'),
-        'report': shown(row['report'], '.3f'), 'here': shown(row['here'], '.4f'), 'epochs': shown(row['epochs']),
-    } for row in rows if '.' not in row['name']], tablefmt)
-
-
-def replace_table(readme: Path, text: str) -> None:
-    """Replace the table that begins with the column ``name``."""
-    changed = re.sub(r'^\| name (.*\n\|)*.*', lambda _: text, readme.read_text(), flags=re.MULTILINE)
-    replace_file(readme, lambda file: file.write_text(changed))
-
-
-if __name__ == '__main__':  # in a checkout: update the stored counts and the tables of the READMEs
+if __name__ == '__main__':  # in a checkout: update the stored counts and the table of the README
     lines = ',\n'.join(f'  "{name}": {json.dumps(live_counts(name))}' for name in tqdm(zoo_names()))  # a net a line
     replace_file(COUNTS, lambda file: file.write_text(f'{{\n{lines}\n}}\n'))
-    replace_table(COUNTS.parents[2] / 'README.md', format_zoo([row for row in zoo_rows() if row['weights']], 'github'))
-    results = [row for row in results_rows() if row['here']]
-    replace_table(COUNTS.with_name('README.md'), format_results(results, 'github'))
+    readme, zoo = COUNTS.parents[2] / 'README.md', format_zoo([row for row in zoo_rows() if row['weights']], 'github')
+    text = re.sub(r'^\| name (.*\n\|)*.*', lambda _: zoo, readme.read_text(), flags=re.MULTILINE)
+    replace_file(readme, lambda file: file.write_text(text))

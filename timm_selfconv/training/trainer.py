@@ -1,7 +1,6 @@
 """The training loop, with its model, optimizer and state."""
 import argparse
 import hashlib
-import math
 import os
 import time
 from contextlib import nullcontext
@@ -15,7 +14,7 @@ from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.utils import ModelEmaV3, random_seed
 from torch.utils._triton import has_triton
 from torch.utils.benchmark import Timer
-from tqdm import trange
+from tqdm import tqdm
 
 from timm_selfconv.data import Images, check_labels
 from timm_selfconv.files import as_value_error
@@ -62,7 +61,6 @@ class Training:
         device, whole = self.images.device, len(self.images) // args.batch_size
         self.model = model.to(device, memory_format=torch.channels_last)
         self.batches = min(whole, batches or whole)
-        self.steps = math.ceil(self.batches / args.grad_accum_steps)
         self.share = 1 if self.batches == whole else self.batches * args.batch_size / len(self.images)
         self.fingerprint = hashlib.sha256(b''.join(x.cpu().numpy().tobytes() for x in data)).hexdigest()
         self.amp = args.amp and gains_by_bfloat16(device)
@@ -121,7 +119,7 @@ class Training:
         """Resume from a checkpoint, in its precision; raise a ValueError if it does not fit or is not finite."""
         if not isinstance(checkpoint, dict) or not {'args', 'steps', 'history', 'seconds'} <= checkpoint.keys():
             raise ValueError('has a checkpoint of another program; choose another folder')
-        ours = {**vars(self.args), 'batches': self.steps, 'training images': self.fingerprint}
+        ours = {**vars(self.args), 'batches': self.batches, 'training images': self.fingerprint}
         theirs = {**ours, **DEFAULTS, **checkpoint['args'], 'batches': checkpoint['steps']}  # old ones have fewer keys
         theirs['training images'] = checkpoint.get('data', self.fingerprint)
         differ = sorted(key for key in ours if ours[key] != theirs[key] and key not in FREE)
@@ -142,7 +140,7 @@ class Training:
         ema = {} if self.ema is None else dict(state_dict_ema=self.ema.module.state_dict())
         return dict(
             epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), amp=self.amp,
-            steps=self.steps, data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
+            steps=self.batches, data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
             optimizer=self.optimizer.state_dict(), history=self.history, start=self.start, seconds=self.seconds)
 
     def loss(self, x: torch.Tensor, target: torch.Tensor, size: Optional[int]) -> torch.Tensor:
@@ -166,29 +164,27 @@ class Training:
         args, epoch, device = self.args, len(self.history), self.images.device
         random_seed(args.seed, 1000 * (epoch + 1))  # the same numbers in a resumed run
         order = torch.randperm(len(self.images), device=device)[:self.batches * args.batch_size]
-        batches, losses = order.split(args.batch_size), torch.zeros(self.steps, device=device)
+        batches, losses = order.split(args.batch_size), torch.zeros(self.batches, device=device)
         size, glance = size_of_epoch(args.img_sizes, epoch), size_of_epoch(args.hardest_half, epoch)
         self.model.train()
-        for step in trange(self.steps, desc=f'epoch {epoch}', unit='step', leave=False, disable=None):
-            group = batches[step * args.grad_accum_steps:(step + 1) * args.grad_accum_steps]
+        for step, chosen in enumerate(tqdm(batches, desc=f'epoch {epoch}', unit='step', leave=False, disable=None)):
             self.optimizer.zero_grad()
-            for chosen in group:
-                x, target = self.augment(self.images[chosen]), self.labels[chosen]
-                if glance is not None:
-                    x, target = self.hardest_half(x, target, glance)
-                with torch.autocast(device.type, torch.bfloat16, enabled=self.amp):
-                    loss = self.loss(x, target, size) / len(group)
-                loss.backward()
-                losses[step] += loss.detach()
+            x, target = self.augment(self.images[chosen]), self.labels[chosen]
+            if glance is not None:
+                x, target = self.hardest_half(x, target, glance)
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.amp):
+                loss = self.loss(x, target, size)
+            loss.backward()
+            losses[step] = loss.detach()
             # rarely on a GPU: reading a loss synchronises
-            if (device.type == 'cpu' or step % 100 == 99 or step + 1 == self.steps) and not losses.isfinite().all():
+            if (device.type == 'cpu' or step % 100 == 99 or step + 1 == self.batches) and not losses.isfinite().all():
                 bad = int((~losses.isfinite()).nonzero()[0])
                 raise FloatingPointError(f'epoch {epoch}, step {bad}: the loss is {losses[bad]}')
             if args.clip_grad is not None:
                 nn.utils.clip_grad_norm_(self.forward.parameters(), args.clip_grad)
             with nullcontext() if self.amp else muon_in_float32():
                 self.optimizer.step()
-            updates = epoch * self.steps + step + 1
+            updates = epoch * self.batches + step + 1
             if self.ema is not None:
                 self.ema.update(self.model, step=updates)
             scheduler.step_update(updates)
@@ -217,8 +213,8 @@ class Training:
         if self.args.amp and not self.amp:
             print('trains in float32: this device, or the device of the resumed run, is slower in bfloat16', flush=True)
         scheduler, epochs = create_scheduler_v2(
-            self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.steps)
-        scheduler.step_update(len(self.history) * self.steps)
+            self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.batches)
+        scheduler.step_update(len(self.history) * self.batches)
         scheduler.step(len(self.history))
         log = Log(self.args, output)
         while len(self.history) < epochs:
