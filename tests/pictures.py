@@ -1,6 +1,5 @@
 """Folders of pictures, a folder a class."""
 import numpy as np
-import pytest
 from PIL import Image
 
 
@@ -18,15 +17,4 @@ def fill_splits(folder, *names, size=(32, 32)):
     """Fill a folder as timm's image folders are: of each class 12 pictures to train on and 3 to test."""
     for split, count in (('train', 12), ('test', 3)):
         fill(folder / split, names, count, size, seed=count)
-    return folder
-
-
-def save_parquet(folder):
-    """Four pictures a split, of ten classes, laid out as CIFAR-10 on the Hub."""
-    datasets = pytest.importorskip('datasets')
-    features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(num_classes=10))
-    pictures = [Image.new('RGB', (32, 32), (25 * label, 99, 60)) for label in range(4)]
-    for split in ('train', 'test'):
-        datasets.Dataset.from_dict(dict(img=pictures, label=list(range(4))), features=features).to_parquet(
-            folder / f'{split}-00000-of-00001.parquet')
     return folder

@@ -4,16 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-import timm
-import torch
 import yaml
 
-from pictures import fill, save_parquet
 from timm_selfconv.measure.tables import shown, zoo_rows
 from timm_selfconv.models import zoo_names
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.weights import card_facts
-from tiny_nets import small_sizes
 
 FOLDER = Path(__file__).resolve().parent.parent / 'recipes'
 RECIPES = sorted(path.stem for path in FOLDER.glob('*.yaml'))
@@ -90,31 +86,3 @@ DROPOUT = dict(drop=0.1, model_kwargs=dict(attn_drop_rate=0.1))
 def test_published_hyper_parameters(recipe, wanted):
     wanted = {**COMMON, **wanted}
     assert {key: load(recipe).get(key) for key in wanted} == wanted
-
-
-@pytest.fixture(scope='module')
-def images(tmp_path_factory):
-    return save_parquet(tmp_path_factory.mktemp('images'))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('recipe', RECIPES)
-def test_recipes_train_for_two_batches(recipe, images, train_py, monkeypatch, tmp_path):
-    """By timm's train.py on a CPU, the net as small as may be."""
-    monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', tmp_path / 'cache')
-    name = load(recipe)['model']
-    sizes = {} if load(recipe).get('pretrained') else small_sizes(name)
-    kwargs = {**load(recipe).get('model_kwargs', {}), **sizes}
-    data = ['--dataset', f'hfds/{images}', '--train-split', 'train', '--val-split', 'test']
-    if recipe == 'pictures':
-        for split in ('train', 'val'):
-            fill(tmp_path / split, range(10), size=(50, 40))
-        data = ['--data-dir', str(tmp_path), '--num-classes', '10']
-    monkeypatch.setattr('sys.argv', [
-        'train.py', '-c', str(FOLDER / f'{recipe}.yaml'), *data, '--device', 'cpu', '--no-prefetcher', '--workers', '0',
-        '--batch-size', '2', '--epochs', '1', '--warmup-epochs', '0', '--output', str(tmp_path), '--experiment', recipe,
-        '--model-kwargs', *(f'{key}={value}'.replace(' ', '') for key, value in kwargs.items())])
-    train_py.main()
-    checkpoint = torch.load(tmp_path / recipe / 'last.pth.tar', weights_only=False)
-    assert timm.create_model(name, **kwargs).load_state_dict(checkpoint['state_dict'])
-    assert ('state_dict_ema' in checkpoint) == load(recipe).get('model_ema', False)

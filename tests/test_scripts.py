@@ -8,9 +8,7 @@ import os
 import re
 
 import pytest
-import safetensors.torch
 import timm
-import torch
 
 from pictures import fill
 from timm_selfconv.cli import main
@@ -74,20 +72,6 @@ def test_benchmark(run):
               '--num-bench-iter', 5, *ON_CPU)
     result = json.loads(out.split('--result')[-1])
     assert result['model'] == NET and result['infer_samples_per_sec'] > 0 and result['infer_img_size'] == 32
-
-
-def test_checkpoints_are_averaged_and_cleaned(run, tmp_path):
-    states = []
-    for epoch in range(2):
-        state = timm.create_model(NET, depth=1, embed_dim=8, mlp_dim=8).state_dict()
-        torch.save(dict(epoch=epoch, metric=50., state_dict=state), tmp_path / f'checkpoint-{epoch}.pth.tar')
-        states.append(state)
-    run('avg_checkpoints.py', '--input', tmp_path, '--output', tmp_path / 'mean.safetensors', '--safetensors')
-    mean = {key: (value + states[1][key]) / 2 for key, value in states[0].items()}
-    torch.testing.assert_close(safetensors.torch.load_file(tmp_path / 'mean.safetensors'), mean)
-    run('clean_checkpoint.py', '--checkpoint', tmp_path / 'checkpoint-1.pth.tar', '--output',
-        tmp_path / 'clean.safetensors', '--safetensors', '--no-hash')
-    torch.testing.assert_close(safetensors.torch.load_file(tmp_path / 'clean.safetensors'), dict(states[1]))
 
 
 def test_exported_to_onnx_and_validated(run, pictures, folder, tmp_path):

@@ -212,15 +212,6 @@ def test_choosing_the_hardest_half_leaves_statistics_mode_and_gradients(training
     assert not any(torch.equal(before[n], p) for n, p in net.named_parameters() if 'weight' in n)
 
 
-def test_positions_learn_at_their_own_rate(training, one_epoch):
-    plain, scaled = (training(*STILL, 'lr=0.5', 'batch_size=24', f'position_lr_scale={s}') for s in (1, 30))
-    start = copy.deepcopy(plain.model.state_dict())
-    one_epoch(plain), one_epoch(scaled)
-    for name, before in start.items():
-        steps = [each.model.state_dict()[name] - before for each in (plain, scaled)]
-        torch.testing.assert_close(steps[1], (30. if '.encoding.' in name else 1.) * steps[0], rtol=1e-3, atol=1e-5)
-
-
 def test_the_stem_begins_with_whitened_patches_of_the_first_size(training):
     training = training('stem_whitening=0.5', 'img_sizes={0: 16}')
     images = at_size(training.augment.normalize(training.images), 16)
