@@ -6,7 +6,6 @@ import torch.nn as nn
 from PIL import Image
 
 from timm_selfconv import weights
-from timm_selfconv.data import open_images
 from timm_selfconv.measure import evaluation
 from timm_selfconv.measure.evaluation import evaluate
 from timm_selfconv.measure.tables import zoo_counts
@@ -83,13 +82,6 @@ def test_an_unreadable_picture_is_not_replaced_by_another(folder):
         evaluate(RedMeter(), str(folder))
 
 
-def test_pictures_stand_upright(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter, clockwise
-    Image.new('RGB', (9, 5)).save(tmp_path / 'turned.jpg', exif=exif)
-    assert open_images([tmp_path / 'turned.jpg'])[0].size == (5, 9)
-
-
 def test_labels_beyond_the_classes_are_refused(folder):
     with pytest.raises(ValueError, match=r'data=.*labels from 0 to 9.*4 classes'):
         evaluate(timm.create_model('sa_quadratic_tiny_cifar', num_classes=4, depth=1), str(folder))
@@ -103,15 +95,6 @@ def test_data_and_splits_that_do_not_exist_are_named(folder):
         with pytest.raises(ValueError, match=r"split='.*': needs one of \['test'\]"):
             evaluate(RedMeter(), str(folder), split=split)
     assert evaluate(RedMeter(), str(folder / 'test')).images == 20  # a folder of classes has no splits
-
-
-def test_files_that_are_no_picture_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 64 * 64)  # twice as many are a decompression bomb
-    Image.new('L', (128, 128)).save(tmp_path / 'bomb.png')
-    (tmp_path / 'text.png').write_text('not a picture')
-    for name in ('text.png', '.', 'bomb.png'):
-        with pytest.raises(ValueError, match=r'image .*readable picture'):
-            open_images([tmp_path / name])
 
 
 def test_cifar10_is_recognised(cifar10, folder):
