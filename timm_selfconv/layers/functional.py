@@ -133,8 +133,8 @@ def gather_by_factors(row_probs: torch.Tensor, col_probs: torch.Tensor, x: torch
         Gathered pixels, shape (B, Q1, Q2, heads C), in the dtype of x.
     """
     heads, batch, width = row_probs.shape[0], x.shape[0], x.shape[2]
-    rows = row_probs.masked_fill(row_probs < 1e-30, 0.).to(x.dtype).transpose(0, 1).flatten(0, 1)
-    cols = col_probs.masked_fill(col_probs < 1e-30, 0.).to(x.dtype)
+    rows = F.hardshrink(row_probs, 1e-30).to(x.dtype).transpose(0, 1).flatten(0, 1)
+    cols = F.hardshrink(col_probs, 1e-30).to(x.dtype)
     gathered = rows.expand(batch, -1, -1) @ x.flatten(2)  # by rows: (B, Q1 heads, W C)
     gathered = cols @ gathered.unflatten(1, [-1, heads]).unflatten(3, [width, -1])
     return gathered.transpose(2, 3).flatten(3)
@@ -161,7 +161,7 @@ def gather_by_maps(maps: torch.Tensor, x: torch.Tensor, width: int) -> torch.Ten
     Returns:
         Gathered pixels, shape (B, Q / width, width, heads C), in the dtype of x.
     """
-    rows = maps.masked_fill(maps < 1e-30, 0.).to(x.dtype).transpose(1, 2).flatten(1, 2)
+    rows = F.hardshrink(maps, 1e-30).to(x.dtype).transpose(1, 2).flatten(1, 2)
     gathered = rows.expand(x.shape[0], -1, -1) @ x.flatten(1, 2)
     return gathered.view(x.shape[0], maps.shape[2] // width, width, maps.shape[1] * x.shape[3])
 
