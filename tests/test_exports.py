@@ -3,6 +3,7 @@ import pytest
 import timm
 import torch
 
+from fake_device import TORCH
 from tiny_nets import SHALLOW
 
 onnxruntime = pytest.importorskip('onnxruntime')
@@ -34,6 +35,8 @@ def test_torchscript_based_onnx(name, tmp_path):
 @pytest.mark.parametrize('name', EXPORTED)
 def test_torch_export_and_onnx_by_dynamo(name, tmp_path):
     pytest.importorskip('onnxscript')
+    if TORCH < '2.14' and name.startswith(('resvit', 'san')):
+        pytest.skip('torch 2.7 adds an upper bound of the batch, which this test does not state')
     model, file, shapes = shallow(name), tmp_path / 'net.onnx', dict(x={0: torch.export.Dim('batch', min=1)})
     program = torch.export.export(model, (images(2),), dynamic_shapes=shapes)
     torch.testing.assert_close(program.module()(images(5)), model(images(5)))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fake_device import needs_fakes
 from held import LargestTensor, PeakBytes, held_at_once, saved_bytes
 from timm_selfconv.layers import SelfAttention2d, TERMS
 from tiny_nets import EVERY_KIND
@@ -231,6 +232,7 @@ def test_arguments_that_make_no_sense_are_named():
             SelfAttention2d(**{'dim': 8, **kwargs})
 
 
+@needs_fakes
 @pytest.mark.parametrize('encoding,terms,device', [
     ('quadratic', ('position',), 'cpu'), ('quadratic_gen', ('position',), 'cuda'),
     ('learned', ('content', 'content_position'), 'cpu')])
@@ -245,6 +247,7 @@ def test_images_of_224_pixels_stay_under_1_6_gib(encoding, terms, device):
     assert memory.peak < 1.6 * 2 ** 30
 
 
+@needs_fakes
 @settings(deadline=None, max_examples=8)
 @given(st.sampled_from(EVERY_KIND), st.booleans())
 def test_everything_is_where_the_layer_is(kind, training):

@@ -6,11 +6,11 @@ import timm
 import torch
 from torch._dynamo.utils import counters
 
-from fake_device import autocast, fake_net, runs_backward
+from fake_device import autocast, fake_net, needs_fakes, runs_backward
 from tiny_nets import FAMILIES, ONE_LAYER, SHALLOW
 
 
-@pytest.mark.skipif(torch.__version__ < torch.torch_version.TorchVersion('2.14'), reason='torch 2.7 aborts')
+@needs_fakes
 @pytest.mark.parametrize('training,dtype', [(False, torch.float16), (True, None), (True, torch.bfloat16)])
 @pytest.mark.parametrize('name', FAMILIES)
 def test_on_a_fake_gpu(name, training, dtype):

@@ -162,7 +162,7 @@ def draw_rows(
             look: Any = dict(cmap=colors.cmap, norm=colors.norm)
             if picture is not None and over:
                 draw_image(ax, 0.45 + 0.55 * picture.mean(-1), extent, own, cmap='gray', vmin=0., vmax=1.)
-                look = dict(cmap=ListedColormap([RED]), alpha=np.asarray(colors.norm(image)))
+                look = dict(cmap=ListedColormap([RED]), alpha=np.clip(colors.norm(image), 0, 1))
             draw_image(ax, image, extent, own, mark, **look)
             if orders:
                 largest, (color, marker) = float(row[head].nan_to_num(0.).max()), head_style(head)
