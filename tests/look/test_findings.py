@@ -2,17 +2,23 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
+from drawn import quadratic_net
+from timm_selfconv import theory
 from timm_selfconv.cli import main
+from timm_selfconv.commands import findings as commands
 from timm_selfconv.look import findings
+from timm_selfconv.look.figures import figure_shifts
 
 ROW = findings.Finding('A claim', 'yes', '{} heads', '1 of 2', 'heads NET', lambda *given: '1 of 2')
 
 
 def test_the_chapter_has_the_table(repo):
-    assert findings.findings_table() in (repo / 'timm_selfconv' / 'theory' / 'README.md').read_text()
-    assert max(map(len, findings.findings_table().splitlines())) <= 100
-    assert {row.answer for row in findings.FINDINGS} <= {'yes', 'partly', 'no'}
+    rows = [(x.claim, x.answer, x.words.format(*x.number.split(', '))) for x in findings.FINDINGS]
+    table = [f'| {" | ".join(row)} |\n' for row in [('claim', '', 'here'), ('---',) * 3, *rows]]
+    assert ''.join(table) in (repo / 'timm_selfconv' / 'theory' / 'README.md').read_text()
+    assert max(map(len, table)) <= 101 and {answer for _, answer, _ in rows} <= {'yes', 'partly', 'no'}
 
 
 @pytest.mark.slow
@@ -23,22 +29,46 @@ def test_files_that_ship_give_every_number_again():
 def test_numbers_are_compared_and_rows_need_what_they_are_given(monkeypatch, capsys):
     monkeypatch.setattr(findings, 'FINDINGS', [
         ROW, replace(ROW, number='2 of 2'), replace(ROW, needs='pictures', measure=' and '.join),
-        replace(ROW, needs='data', measure=lambda accuracy: f'{accuracy(None, "test")}')])
+        *(replace(ROW, needs='data', number=number, measure=lambda accuracy: f'{accuracy(None)}, 0.9')
+          for number in ('0.501, 0.899', '0.5, 0.902'))])
     assert [row['same'] for row in findings.measure_findings()] == ['yes', 'no']
-    rows = findings.measure_findings(['one', 'two'], lambda model, split: 0.5)
-    assert [row['found'] for row in rows] == ['1 of 2', '1 of 2', 'one and two', '0.5']
+    rows = findings.measure_findings(['one', 'two'], lambda model: 0.5)
+    assert [row['found'] for row in rows] == ['1 of 2', '1 of 2', 'one and two', '0.5, 0.9', '0.5, 0.9']
+    assert [row['same'] for row in rows[-2:]] == ['yes', 'no']
     main(['findings', '--json'])
     assert [row['here'] for row in json.loads(capsys.readouterr().out)] == ['1 of 2 heads', '2 of 2 heads']
     main(['findings'])
     assert capsys.readouterr().out.splitlines()[-1].split()[-3:] == ['no', 'heads', 'NET']
 
 
-def test_shifts_are_measured_without_training():
-    seen = []
+def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys):
+    net, seen = quadratic_net(), []
+    with torch.no_grad():
+        net.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., -2.], [3., 0.]]))
+        net.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.01]))
+    heads = [list(head.offset) for kernel in theory.learned_kernels(net) for head in kernel.heads]
 
-    def accuracy(model, split):
-        seen.append((split, type(model.blocks[5].attn).__name__))
-        return 0.9
+    def accuracy(model):
+        layers = [m.offsets.tolist() for m in model.modules() if isinstance(m, theory.ShiftAttention2d)]
+        seen.append([offset for layer in layers for offset in layer])
+        return len(seen) / 100
 
-    assert findings.shifted(accuracy, 'sa_quadratic_tiny_cifar', 0., 'test[:8]') == '0.90, 0.90'
-    assert seen == [('test[:8]', 'SelfAttention2d'), ('test[:8]', 'ShiftAttention2d')]
+    monkeypatch.setattr(findings, 'net', lambda name: net)
+    assert findings.shifted(accuracy, 'net', 0.9) == '0.010, 0.020' and seen == [[], [[1, -2]]]
+    seen.clear()
+    rows = findings.shift_points(net, accuracy, [0.9, 0.])
+    assert seen[:3] == [[], [[1, -2]], [[1, -2]]] and all(len(own) == 1 and own[0] in heads for own in seen[3:5])
+    assert seen[5] == heads and len(seen[6]) == len(heads) and seen[6] != heads
+    assert rows == [
+        dict(heads=0, shifts=[0.01], mean=[0.01], random=[0.01, 0.01]),
+        dict(heads=1, shifts=[0.02], mean=[0.03], random=[0.04, 0.05]),
+        dict(heads=len(heads), shifts=[0.06], mean=[0.07], random=[])]
+
+    monkeypatch.setattr(commands, 'create_model', lambda name: net)
+    monkeypatch.setattr(commands, 'shift_points', lambda model, accuracy: rows)
+    file = tmp_path / 'shifts.png'
+    main(['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output', str(file)])
+    assert file.read_bytes().startswith(b'\x89PNG') and '[0.04, 0.05]' in capsys.readouterr().out
+    first, = figure_shifts({'net': rows}).axes
+    assert [line.get_ydata().tolist() for line in first.lines] == [
+        [0.01, 0.02, 0.06], [0.01, 0.03, 0.07], [0.01, 0.04], [0.01, 0.05]]

@@ -29,7 +29,7 @@ def test_a_convolution_and_its_contrary():
     assert (first.layer, second.layer) == (0, 1)
     assert first.residual < 1e-9 and first.shared_residual < 1e-9
     assert first.taps == [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)] == first.kernel.taps
-    assert first.kernel.distinct and first.kernel.residual < 1e-9 and second.kernel.residual is None
+    assert first.kernel.residual < 1e-9 and second.kernel.residual is None
     for head, tap in zip(first.heads, first.taps):
         assert head.acts_as_tap and head.nearest_tap == tap and head.on_tap == pytest.approx(1.)
         assert head.center == pytest.approx(tap, abs=1e-6)
@@ -56,7 +56,7 @@ def test_taps_are_counted_once_and_others_left_out():
     assert first.taps == [(-1, -1), (0, 1)]
     assert first.heads[4].on_tap == pytest.approx(0.5)  # between two pixels
     assert first.residual == pytest.approx((9 - 3) / 9, abs=1e-6)  # half of either of these two
-    assert first.kernel.taps == [(-1, -1), (0, 1), (0, 3)] and not first.kernel.distinct and first.kernel.reach == 3.
+    assert first.kernel.taps == [(-1, -1), (0, 1), (0, 3)] and first.kernel.reach == 3.
     wider = report_heads(net, kernel_size=7)[0]
     assert wider.taps == [(-1, -1), (0, 1), (0, 3)] and wider.heads[3].acts_as_tap
 

@@ -1,15 +1,19 @@
-"""The command findings."""
+"""The commands findings and shifts."""
 from argparse import Namespace
 
 import torch
 from tabulate import tabulate
 
 from timm_selfconv.data import open_images
-from timm_selfconv.look.findings import measure_findings
+from timm_selfconv.look.findings import Accuracy, measure_findings, shift_points
 from timm_selfconv.measure.evaluation import evaluate
-from ._shared import JSON, argument, command, show
+from ._shared import JSON, argument, command, create_model, model_name, output, show, split
 from .use import demo_pictures
 from .zoo import GROUP
+
+
+def accuracy_on(data: str, split: str = 'test') -> Accuracy:
+    return lambda model: torch.autocast('cpu', torch.bfloat16)(evaluate)(model, data, split).top1
 
 
 @command(GROUP, argument('--all', metavar='DATA', help=(
@@ -19,9 +23,23 @@ def findings(args: Namespace) -> None:
 
     Example: timm-selfconv findings
     """
-    def accuracy(model: torch.nn.Module, split: str) -> float:
-        with torch.autocast('cpu', torch.bfloat16):
-            return evaluate(model, args.all, split).top1
-
-    rows = measure_findings(*(open_images(demo_pictures()), accuracy) if args.all else ())
+    rows = measure_findings(*(open_images(demo_pictures()), accuracy_on(args.all)) if args.all else ())
     show(args, rows, tabulate(rows, headers='keys', disable_numparse=True, maxcolwidths=[34, 40, None, None, None]))
+
+
+@command(
+    GROUP, argument('models', nargs='+', type=model_name, metavar='MODEL', help='nets that attend by position only'),
+    argument('--data', required=True, help='a folder or a name, as for eval'), split('test'),
+    output('FILE', 'figure: png, svg or pdf'), JSON)
+def shifts(args: Namespace) -> None:
+    """Measure accuracy against the number of heads that become pixel shifts, and draw it.
+
+    Example: timm-selfconv shifts sa_quadratic_tiny_cifar --data hfds/uoft-cs/cifar10 --output shifts.png
+    """
+    from timm_selfconv.look.figures import figure_shifts, save_figure
+
+    accuracy = accuracy_on(args.data, args.split)
+    points = {name: shift_points(create_model(name).eval(), accuracy) for name in args.models}
+    save_figure(figure_shifts(points), args.output)
+    rows = [dict(net=name, **row) for name, own in points.items() for row in own]
+    show(args, rows, tabulate(rows, headers='keys'))

@@ -1,5 +1,7 @@
 """Findings of both papers and the same measurements on the shipped weights."""
 import functools
+import itertools
+import random
 import statistics
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -10,41 +12,32 @@ import torch.nn as nn
 from PIL import Image
 from tqdm import tqdm
 
-from timm_selfconv.theory import degenerate_heads, to_shifts
+from timm_selfconv.theory import degenerate_heads, to_shifts, with_shifts
 from timm_selfconv.weights import measured_accuracy, weights_path
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
 from .heads import LayerReport, report_heads
 
-__all__ = ['FINDINGS', 'Finding', 'findings_table', 'measure_findings']
+__all__ = ['FINDINGS', 'Finding', 'measure_findings', 'shift_points']
 
-Accuracy = Callable[[nn.Module, str], float]  # of a net on a split of CIFAR-10
+Accuracy = Callable[[nn.Module], float]  # of a net on test images of CIFAR-10
 NARROW = 0.6  # spread in pixels of a narrow head
+TOLERANCE = 0.0015  # of accuracies that are measured again, in bfloat16
 
 
 @dataclass(frozen=True)
 class Finding:
     """A row of the table.
 
-    Attributes:
-        claim: A claim of the paper (its figures and sections) or of the report.
-        answer: Whether the nets here agree: yes, partly or no.
-        words: A sentence with {} in place of each number.
-        number: The published number, or two with a comma between.
-        command: Command that shows it.
-        measure: Measures the number again from the argument that it needs.
-        needs: 'files' (the shipped files, no argument), 'pictures' (the ten of the demo) or 'data' (an accuracy).
+    ``needs`` names the argument of ``measure``: 'pictures' (the ten of the demo), 'data' (an :data:`Accuracy`), or
+    'files' for none.
     """
-    claim: str
-    answer: str
-    words: str
-    number: str
-    command: str
-    measure: Callable[..., str]
+    claim: str  # of the paper (its figures and sections) or of the report
+    answer: str  # whether the nets here agree: yes, partly or no
+    words: str  # a sentence with {} in place of each number
+    number: str  # the published number, or two with a comma between
+    command: str  # shows it
+    measure: Callable[..., str]  # measures the number again
     needs: str = 'files'
-
-    @property
-    def here(self) -> str:
-        return self.words.format(*self.number.split(', '))
 
 
 @functools.cache
@@ -77,9 +70,9 @@ def ends(values: Sequence[Optional[float]], digits: int = 2) -> str:
     return f'{values[0]:.{digits}f} to {values[-1]:.{digits}f}'
 
 
-def mean_ends(layers: List[LayerReport], look: Callable[[Any], float], digits: int = 2) -> str:
+def mean_ends(name: str, look: Callable[[Any], float], pictures: Sequence[Image.Image] = (), digits: int = 2) -> str:
     """The mean over the heads of the first layer and of the last."""
-    return ends([statistics.fmean(map(look, layer.heads)) for layer in layers], digits)
+    return ends([statistics.fmean(map(look, layer.heads)) for layer in reports(name, pictures)], digits)
 
 
 def narrow(name: str, epochs: int) -> str:
@@ -100,9 +93,9 @@ def accuracies(*names: str) -> str:
     return ', '.join(f'{measured_accuracy(f"{name}.cifar10"):.3f}' for name in names)
 
 
-def shifted(accuracy: Accuracy, name: str, threshold: float, split: str = 'test') -> str:
-    """Accuracies of a net before and after heads become shifts. The third digit depends on precision and machine."""
-    return ', '.join(f'{accuracy(x, split):.2f}' for x in (net(name), to_shifts(net(name), threshold)[0]))
+def shifted(accuracy: Accuracy, name: str, threshold: float) -> str:
+    """Accuracies of a net before and after heads become shifts."""
+    return ', '.join(f'{accuracy(x):.3f}' for x in (net(name), to_shifts(net(name), threshold)[0]))
 
 
 LEARNED, QUADRATIC, CONTENT = 'sa_learned_cifar', 'sa_quadratic_cifar', 'sa_learned_content_cifar'
@@ -125,9 +118,9 @@ FINDINGS = [
     Finding('Or generalised convolutions (Section 6)', 'yes', 'residual to their own taps: {} at most',
             '0.149', f'heads {LEARNED}', lambda: f'{max(x.kernel.residual or 0. for x in reports(LEARNED)):.3f}'),
     Finding('Shifts can replace heads', 'yes', 'accuracy {} becomes {} with 29 of 54, tiny net',
-            '0.90, 0.90', ALL, lambda accuracy: shifted(accuracy, TINY_QUADRATIC, 0.2), 'data'),
+            '0.904, 0.900', ALL, lambda accuracy: shifted(accuracy, TINY_QUADRATIC, 0.2), 'data'),
     Finding('Shifts can replace all heads', 'partly', 'accuracy {} becomes {} with 54 of 54, tiny net',
-            '0.90, 0.84', ALL, lambda accuracy: shifted(accuracy, TINY_QUADRATIC, 0.), 'data'),
+            '0.904, 0.841', ALL, lambda accuracy: shifted(accuracy, TINY_QUADRATIC, 0.), 'data'),
     Finding('Heads maximise coverage', 'yes', 'attention that two heads share: {}, learned',
             '0.27 to 0.00', f'heads {LEARNED}', lambda: ends([x.overlap for x in reports(LEARNED)])),
     Finding('Later layers look farther', 'partly', 'farthest fixed offset: {} pixels, quadratic',
@@ -140,28 +133,26 @@ FINDINGS = [
             '0.677, 0.648', f'figures {TINY_QUADRATIC} --curves --output figures',
             lambda: learning('resnet_tiny_cifar', TINY_QUADRATIC, epochs=4)),
     Finding('Symmetry falls in high layers (version 1)', 'yes', 'symmetry up for down: {}, learned',
-            '0.70 to 0.20', f'heads {LEARNED}', lambda: mean_ends(reports(LEARNED), lambda head: head.symmetry[1])),
-    Finding('Few heads are degenerate (appendix E)', 'yes', '{} look at all pixels alike, or at a stripe',
-            '1 of 54', f'prune {QUADRATIC} --output pruned', lambda: (
-                f'{sum(map(len, degenerate_heads(net(QUADRATIC)).values()))} of {sum(net(QUADRATIC).num_heads)}')),
+            '0.70 to 0.20', f'heads {LEARNED}', lambda: mean_ends(LEARNED, lambda head: head.symmetry[1])),
+    Finding('Few heads are degenerate (appendix E)', 'yes', '{} of 54 look at all pixels alike, or at a stripe',
+            '1', f'prune {QUADRATIC} --output pruned',
+            lambda: str(sum(map(len, degenerate_heads(net(QUADRATIC)).values())))),
     Finding('General encoding learns taps (Fig. 12)', 'yes', '{} heads have a fixed offset, tiny net',
             '32 of 54', f'heads {GENERAL}', lambda: fixed(GENERAL)),
     Finding('Sixteen heads act like nine (Fig. 14)', 'yes', '{} learned heads have a fixed offset, tiny',
             '65 of 96', f'heads {SIXTEEN}', lambda: fixed(SIXTEEN)),
     Finding('Content: some heads stay put (Fig. 8 to 10)', 'yes', '{} have one offset in ten pictures',
-            '15 of 54', PICTURES, lambda pictures: share(
-                [head.in_every_image for x in reports(CONTENT, pictures) for head in x.kernel.heads]), 'pictures'),
+            '15 of 54', PICTURES, lambda own: share(
+                [head.in_every_image for x in reports(CONTENT, own) for head in x.kernel.heads]), 'pictures'),
     Finding('Content: others follow the image', 'yes', 'attention that two pictures share: {}',
-            '0.84 to 0.35', PICTURES,
-            lambda pictures: mean_ends(reports(CONTENT, pictures), lambda head: head.constancy), 'pictures'),
+            '0.84 to 0.35', PICTURES, lambda own: mean_ends(CONTENT, lambda head: head.constancy, own), 'pictures'),
     Finding('Content: the first layers convolve', 'partly', '{} heads of layer 0 have a fixed offset',
-            '3 of 9', PICTURES, lambda pictures: f'{len(reports(CONTENT, pictures)[0].kernel.fixed)} of 9', 'pictures'),
+            '3 of 9', PICTURES, lambda own: f'{len(reports(CONTENT, own)[0].kernel.fixed)} of 9', 'pictures'),
     Finding('Content: heads act alike at all queries', 'partly', 'attention two queries share: {}',
-            '0.86 to 0.45', PICTURES,
-            lambda pictures: mean_ends(reports(CONTENT, pictures), lambda head: head.consistency), 'pictures'),
+            '0.86 to 0.45', PICTURES, lambda own: mean_ends(CONTENT, lambda head: head.consistency, own), 'pictures'),
     Finding('Last hierarchical passes are not sparse', 'yes', 'entropy: {} nats, of at most 4.2',
             '3.6 to 3.5', f'heads {HIERARCHICAL} --images ...',
-            lambda pictures: mean_ends(reports(HIERARCHICAL, pictures), lambda head: head.entropy, 1), 'pictures'),
+            lambda own: mean_ends(HIERARCHICAL, lambda head: head.entropy, own, digits=1), 'pictures'),
     Finding('Hierarchical attention is better', 'no', 'accuracy {}, plain {}; tiny nets, 20 epochs',
             '0.746, 0.846', 'list --tables', lambda: accuracies(HIERARCHICAL, PLAIN)),
     Finding('Hierarchical vision transformers are', 'no', 'accuracy {}, plain {}; tiny nets, 30 epochs',
@@ -173,12 +164,6 @@ FINDINGS = [
 ]
 
 
-def findings_table() -> str:
-    """The findings as a Markdown table."""
-    rows = [('claim', '', 'here'), ('---',) * 3, *((x.claim, x.answer, x.here) for x in FINDINGS)]
-    return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
-
-
 def measure_findings(
         pictures: Sequence[Image.Image] = (),
         accuracy: Optional[Accuracy] = None,
@@ -187,21 +172,50 @@ def measure_findings(
 
     Args:
         pictures: The ten pictures of ``timm-selfconv demo``, for nets that look at content.
-        accuracy: Function for the accuracy of a net on a split of CIFAR-10 such as 'test[:2000]'.
+        accuracy: Function for the accuracy of a net.
 
     Returns:
-        Rows with claim, here (the published number in words), found (the number now), same ('yes' or 'no'), and a
-        command that shows more. Findings that need a missing argument are left out.
+        Rows with claim, here (the published number in words), found (the number now), same ('yes' or 'no', accuracies
+        within 0.0015), and a command that shows more. Findings that need a missing argument are left out.
     """
-    given: Dict[str, Tuple[Any, ...]] = {'files': ()}
-    if pictures:
-        given['pictures'] = (pictures,)
-    if accuracy:
-        given['data'] = (accuracy,)
+    given: Dict[str, Tuple[Any, ...]] = {'files': (), 'pictures': (pictures,), 'data': (accuracy,)}
     rows = []
-    for finding in tqdm(FINDINGS, unit='finding', leave=False, disable=None):
-        if finding.needs in given:
-            found = finding.measure(*given[finding.needs])
-            same = 'yes' if found == finding.number else 'no'
-            rows.append(dict(claim=finding.claim, here=finding.here, found=found, same=same, command=finding.command))
+    for finding in tqdm([x for x in FINDINGS if all(given[x.needs])], unit='finding', leave=False, disable=None):
+        found = finding.measure(*given[finding.needs])
+        same = found == finding.number or (finding.needs == 'data' and all(
+            abs(float(a) - float(b)) < TOLERANCE for a, b in zip(found.split(', '), finding.number.split(', '))))
+        rows.append(dict(claim=finding.claim, here=finding.words.format(*finding.number.split(', ')), found=found,
+                         same='yes' if same else 'no', command=finding.command))
+    return rows
+
+
+def shift_points(
+        model: nn.Module, accuracy: Accuracy, thresholds: Sequence[float] = (0.5, 0.2, 0.1, 0.05, 0.),
+) -> List[Dict[str, Any]]:
+    """Measure accuracy against the number of heads that become shifts, without training.
+
+    Args:
+        model: A net for :func:`timm_selfconv.theory.to_shifts`.
+        accuracy: Function for the accuracy of a net.
+        thresholds: See :func:`timm_selfconv.theory.to_shifts`.
+
+    Returns:
+        For the net and for each threshold the number of heads, and three lists of accuracies: 'shifts', each head at
+        its most attended offset; 'mean', the same heads at their rounded mean offsets; 'random', as many other heads,
+        drawn with seeds 0 and 1, at their most attended offsets, unless all heads are shifts.
+    """
+    every = to_shifts(model, 0.)[1].shifts
+    means = [[tuple(map(round, head.center)) for head in layer.heads] for layer in report_heads(model)]
+    trained = [accuracy(model)]
+    rows: List[Dict[str, Any]] = [dict(heads=0, shifts=trained, mean=trained, random=2 * trained)]
+    for threshold in tqdm(thresholds, unit='threshold', leave=False, disable=None):
+        own, total = to_shifts(model, threshold)[1].shifts, sum(map(len, every))
+        count = sum(map(len, own))
+        draws = [random.Random(seed).sample(range(total), count) for seed in (0, 1) if count < total]
+        numbers = itertools.cycle(range(total))
+        choices = dict(
+            shifts=[own], mean=[[[(n, means[layer][n]) for n, _ in heads] for layer, heads in enumerate(own)]],
+            random=[[[head for head in heads if next(numbers) in draw] for heads in every] for draw in draws])
+        rows.append(dict(heads=count, **{
+            kind: [accuracy(with_shifts(model, shifts)) for shifts in nets] for kind, nets in choices.items()}))
     return rows

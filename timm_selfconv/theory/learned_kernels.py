@@ -45,7 +45,7 @@ class LearnedKernel:
     Attributes:
         heads: The most attended offset of each head.
         fixed: Numbers of the fixed heads. Their least attention to their offset is above a threshold.
-        taps: The offsets of the fixed heads, each once.
+        taps: The offsets of the fixed heads, each once: as many as heads if these are distinct.
         reach: Distance of the farthest tap in pixels, None without taps.
         residual: ``shared`` of :func:`conv_residual` to convolutions with these taps, None without taps.
         residual_3x3: ``shared`` of :func:`conv_residual` to 3 x 3 convolutions, None on smaller grids.
@@ -58,11 +58,6 @@ class LearnedKernel:
     residual: Optional[float]
     residual_3x3: Optional[float]
     untrained: Optional['LearnedKernel'] = None
-
-    @property
-    def distinct(self) -> bool:
-        """True if no two heads share a tap."""
-        return len(self.taps) == len(self.fixed)
 
 
 def most_attended(maps: torch.Tensor) -> List[HeadOffset]:
@@ -122,9 +117,11 @@ def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
 
 
 @torch.no_grad()
-def look_at_maps(model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T]) -> List[T]:
+def look_at_maps(
+        model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], LearnedKernel],
+) -> List[LearnedKernel]:
     """Apply a function to the attention maps of each layer of a net in eval mode."""
-    seen: List[T] = []
+    seen: List[LearnedKernel] = []
     model = copy.deepcopy(model).eval()
     for layer in model.modules():
         if isinstance(layer, SelfAttention2d):

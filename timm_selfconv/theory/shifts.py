@@ -29,22 +29,16 @@ class ShiftReport:
         shifts: (head, (row, column)) pairs for each layer, offsets in pixels from the query.
         lost: For each layer the mean attention that these heads gave to other pixels, None without shifts. The
             conversion of a layer is exact if this is 0.
-        heads: Number of heads of the net.
     """
     shifts: List[List[Shift]]
     lost: List[Optional[float]]
-    heads: int
-
-    def __str__(self) -> str:
-        numbers = [len(layer) for layer in self.shifts]
-        return f'{sum(numbers)} of {self.heads} heads are shifts, by layer {", ".join(map(str, numbers))}'
 
 
 @register_notrace_module
 class ShiftAttention2d(nn.Module):
     """Attention layer in which some or all heads are shifts: input and output have shape (B, H, W, dim).
 
-    Weights train, offsets are fixed. Dropout of attention probabilities does not apply to shifts.
+    Offsets are fixed. Dropout of attention probabilities does not apply to shifts.
 
     Attributes:
         offsets: Offsets of the shifts in pixels, a buffer of shape (shifts, 2).
@@ -104,11 +98,8 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
     """Copy a net and replace given heads by shifts. To load saved weights of a net of shifts, pass its report's shifts.
 
     Args:
-        model: A net with :class:`SelfAttention2d` layers that attend by position only. Merge its adapters (LoRA) first.
+        model: See :func:`to_shifts`. Merge its adapters (LoRA) first.
         shifts: (head, (row, column)) pairs for each layer, offsets in pixels from the query.
-
-    Returns:
-        The copy, in the same mode and on the same device.
 
     Raises:
         ValueError: If a layer looks at content, the number of layers is wrong, a head does not exist, or part of a
@@ -148,4 +139,4 @@ def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, Shif
     lost = [
         1 - sum(kernel.heads[number].mean for number, _ in own) / len(own) if own else None
         for kernel, own in zip(kernels, shifts)]
-    return with_shifts(model, shifts), ShiftReport(shifts, lost, sum(len(kernel.heads) for kernel in kernels))
+    return with_shifts(model, shifts), ShiftReport(shifts, lost)

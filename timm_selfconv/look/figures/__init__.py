@@ -12,7 +12,7 @@ from .centers import density_level, figure_centers, figure_regions, figure_train
     training_blobs
 from .draw import REPORTED, draw_figures, mean_maps
 from .footprints import figure_footprints
-from .kernels import figure_kernels
+from .kernels import figure_kernels, figure_shifts
 from .maps import average_attention, by_locality, figure_average, figure_query, query_attention
 from .statistics import baselines, convolution_maps, figure_heads, figure_statistics
 from .style import save_figure, save_figures

@@ -1,6 +1,6 @@
-"""Figure of the sparse convolution that each layer learned."""
+"""Figures of the sparse convolution that each layer learned, and of nets with heads as shifts."""
 import math
-from typing import Sequence
+from typing import Any, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,12 +11,15 @@ from timm_selfconv.look.heads import LayerReport
 from .centers import layer_panels
 from .style import HALO, head_style, styled
 
-__all__ = ['figure_kernels']
+__all__ = ['figure_kernels', 'figure_shifts']
 
 KEY = (
     'filled square: a head of a fixed offset, its area the mean attention to that pixel, numbers: its heads; '
     'dashed circle: another head, around the centre of its attention, its radius the spread; '
     'cross: the query, in a 3 x 3 kernel')
+SHIFTS = {
+    'shifts': 'the steadiest heads, most attended offset', 'mean': 'the same heads, rounded mean offset',
+    'random': 'random heads, most attended offset'}
 
 
 def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
@@ -64,4 +67,22 @@ def figure_kernels(layers: Sequence[LayerReport], small: str = '', net: str = ''
     figure, axes = layer_panels(len(layers), 'Convolutions that the heads learned', f'{small}{KEY}', net, True)
     for ax, layer in zip(axes, layers):
         draw_kernel(ax, layer, reach)
+    return figure
+
+
+@styled
+def figure_shifts(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw accuracy over the number of heads that became shifts, a panel for each net.
+
+    Args:
+        points: For each net rows of :func:`timm_selfconv.look.findings.shift_points`.
+    """
+    figure, axes = layer_panels(len(points), 'Heads replaced by pixel shifts, without training', '', '')
+    for ax, (net, rows) in zip(axes, points.items()):
+        lines = []
+        for number, kind in enumerate(SHIFTS):
+            values = [(row['heads'], row[kind]) for row in rows if row[kind]]
+            lines += ax.plot(*zip(*values), 'o-', color=head_style(3 * number)[0], markersize=2.5)[:1]
+        ax.set(title=net, xlabel='heads that are shifts', ylabel='accuracy')
+    figure.legend(lines, SHIFTS.values(), loc='outside lower center', ncols=3)
     return figure
