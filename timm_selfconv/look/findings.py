@@ -201,8 +201,8 @@ def shift_points(
 
     Returns:
         For the net and for each threshold the number of heads, and three lists of accuracies: 'shifts', each head at
-        its most attended offset; 'mean', the same heads at their rounded mean offsets; 'random', as many other heads,
-        drawn with seeds 0 and 1, at their most attended offsets, unless all heads are shifts.
+        its most attended offset; 'mean', the same heads at their rounded mean offsets; 'random', as many heads,
+        drawn with seeds 0 and 1, at their most attended offsets, empty if all heads are shifts.
     """
     every = to_shifts(model, 0.)[1].shifts
     means = [[tuple(map(round, head.center)) for head in layer.heads] for layer in report_heads(model)]
@@ -213,7 +213,7 @@ def shift_points(
         count = sum(map(len, own))
         draws = [random.Random(seed).sample(range(total), count) for seed in (0, 1) if count < total]
         numbers = itertools.cycle(range(total))
-        choices = dict(
+        choices: Dict[str, List[Any]] = dict(
             shifts=[own], mean=[[[(n, means[layer][n]) for n, _ in heads] for layer, heads in enumerate(own)]],
             random=[[[head for head in heads if next(numbers) in draw] for heads in every] for draw in draws])
         rows.append(dict(heads=count, **{
