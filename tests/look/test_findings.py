@@ -56,7 +56,7 @@ def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(findings, 'net', lambda name: net)
     assert findings.shifted(accuracy, 'net', 0.9) == '0.010, 0.020' and seen == [[], [[1, -2]]]
     seen.clear()
-    rows = findings.shift_points(net, accuracy, [0.9, 0.])
+    rows = list(findings.shift_points(net, accuracy, [0.9, 0.]))
     assert seen[:3] == [[], [[1, -2]], [[1, -2]]] and all(len(own) == 1 and own[0] in heads for own in seen[3:5])
     assert seen[5] == heads and len(seen[6]) == len(heads) and seen[6] != heads
     assert rows == [
@@ -68,7 +68,9 @@ def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(commands, 'shift_points', lambda model, accuracy: rows)
     file = tmp_path / 'shifts.png'
     main(['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output', str(file)])
-    assert file.read_bytes().startswith(b'\x89PNG') and '[0.04, 0.05]' in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output', str(tmp_path / 'shifts')])
+    assert file.read_bytes().startswith(b'\x89PNG') and '"random": [0.04, 0.05]' in capsys.readouterr().out
     first, = figure_shifts({'net': rows}).axes
     assert [line.get_ydata().tolist() for line in first.lines] == [
         [0.01, 0.02, 0.06], [0.01, 0.03, 0.07], [0.01, 0.04], [0.01, 0.05]]

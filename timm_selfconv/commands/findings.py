@@ -1,5 +1,7 @@
 """The commands findings and shifts."""
+import json
 from argparse import Namespace
+from typing import Any, Dict, List
 
 import torch
 from tabulate import tabulate
@@ -30,7 +32,7 @@ def findings(args: Namespace) -> None:
 @command(
     GROUP, argument('models', nargs='+', type=model_name, metavar='MODEL', help='nets that attend by position only'),
     argument('--data', required=True, help='a folder or a name, as for eval'), split('test'),
-    output('FILE', 'figure: png, svg or pdf'), JSON)
+    output('FILE', 'figure: png, svg or pdf'))
 def shifts(args: Namespace) -> None:
     """Measure accuracy against the number of heads that become pixel shifts, and draw it.
 
@@ -38,8 +40,11 @@ def shifts(args: Namespace) -> None:
     """
     from timm_selfconv.look.figures import figure_shifts, save_figure
 
-    accuracy = accuracy_on(args.data, args.split)
-    points = {name: shift_points(create_model(name).eval(), accuracy) for name in args.models}
+    if args.output.suffix.lower() not in ('.png', '.svg', '.pdf'):
+        raise ValueError(f"output='{args.output}': needs one of the endings .png, .svg, .pdf")  # before hours of work
+    points: Dict[str, List[Dict[str, Any]]] = {name: [] for name in args.models}
+    for name, rows in points.items():
+        for row in shift_points(create_model(name).eval(), accuracy_on(args.data, args.split)):
+            rows.append(row)
+            print(json.dumps(dict(net=name, **row)), flush=True)
     save_figure(figure_shifts(points), args.output)
-    rows = [dict(net=name, **row) for name, own in points.items() for row in own]
-    show(args, rows, tabulate(rows, headers='keys'))

@@ -4,7 +4,7 @@ import itertools
 import random
 import statistics
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import timm
 import torch
@@ -164,10 +164,7 @@ FINDINGS = [
 ]
 
 
-def measure_findings(
-        pictures: Sequence[Image.Image] = (),
-        accuracy: Optional[Accuracy] = None,
-) -> List[Dict[str, str]]:
+def measure_findings(pictures: Sequence[Image.Image] = (), accuracy: Optional[Accuracy] = None) -> List[Dict[str, str]]:
     """Measure the findings again.
 
     Args:
@@ -191,7 +188,7 @@ def measure_findings(
 
 def shift_points(
         model: nn.Module, accuracy: Accuracy, thresholds: Sequence[float] = (0.5, 0.2, 0.1, 0.05, 0.),
-) -> List[Dict[str, Any]]:
+) -> Iterator[Dict[str, Any]]:
     """Measure accuracy against the number of heads that become shifts, without training.
 
     Args:
@@ -199,7 +196,7 @@ def shift_points(
         accuracy: Function for the accuracy of a net.
         thresholds: See :func:`timm_selfconv.theory.to_shifts`.
 
-    Returns:
+    Yields:
         For the net and for each threshold the number of heads, and three lists of accuracies: 'shifts', each head at
         its most attended offset; 'mean', the same heads at their rounded mean offsets; 'random', as many heads,
         drawn with seeds 0 and 1, at their most attended offsets, empty if all heads are shifts.
@@ -207,7 +204,7 @@ def shift_points(
     every = to_shifts(model, 0.)[1].shifts
     means = [[tuple(map(round, head.center)) for head in layer.heads] for layer in report_heads(model)]
     trained = [accuracy(model)]
-    rows: List[Dict[str, Any]] = [dict(heads=0, shifts=trained, mean=trained, random=2 * trained)]
+    yield dict(heads=0, shifts=trained, mean=trained, random=2 * trained)
     for threshold in tqdm(thresholds, unit='threshold', leave=False, disable=None):
         own, total = to_shifts(model, threshold)[1].shifts, sum(map(len, every))
         count = sum(map(len, own))
@@ -216,6 +213,5 @@ def shift_points(
         choices: Dict[str, List[Any]] = dict(
             shifts=[own], mean=[[[(n, means[layer][n]) for n, _ in heads] for layer, heads in enumerate(own)]],
             random=[[[head for head in heads if next(numbers) in draw] for heads in every] for draw in draws])
-        rows.append(dict(heads=count, **{
-            kind: [accuracy(with_shifts(model, shifts)) for shifts in nets] for kind, nets in choices.items()}))
-    return rows
+        yield dict(heads=count, **{
+            kind: [accuracy(with_shifts(model, shifts)) for shifts in nets] for kind, nets in choices.items()})

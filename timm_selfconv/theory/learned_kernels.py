@@ -68,17 +68,14 @@ def most_attended(maps: torch.Tensor) -> List[HeadOffset]:
     means = torch.cat([near_taps(maps, row)[0].mean((-3, -2)) for row in rows], -1)
     best, heads = means.mean(0).argmax(-1), []
     for head, number in enumerate(best.tolist()):
-        seen, on_grid = near_taps(maps[:, head], offsets[number, None])
+        (seen, on_grid), (row, col) = near_taps(maps[:, head], offsets[number, None]), offsets[number].tolist()
         everywhere = bool((means[:, head].argmax(-1) == number).all())
-        row, col = offsets[number].tolist()
         heads.append(HeadOffset((row, col), float(seen.mean()), float(seen[:, on_grid].amin()), everywhere))
     return heads
 
 
 def learned_kernel(
-        maps: torch.Tensor,
-        threshold: float = 0.5,
-        taps: Optional[Sequence[Offset]] = None,
+        maps: torch.Tensor, threshold: float = 0.5, taps: Optional[Sequence[Offset]] = None,
 ) -> LearnedKernel:
     """Find the sparse kernel of a layer from its attention maps.
 
@@ -131,9 +128,7 @@ def look_at_maps(
 
 
 def learned_kernels(
-        model: nn.Module,
-        images: Optional[torch.Tensor] = None,
-        threshold: float = 0.5,
+        model: nn.Module, images: Optional[torch.Tensor] = None, threshold: float = 0.5,
 ) -> List[LearnedKernel]:
     """Find the sparse kernel of each layer of a net, before and after training.
 

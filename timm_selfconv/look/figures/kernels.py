@@ -18,8 +18,8 @@ KEY = (
     'dashed circle: another head, around the centre of its attention, its radius the spread; '
     'cross: the query, in a 3 x 3 kernel')
 SHIFTS = {
-    'shifts': 'the steadiest heads, most attended offset', 'mean': 'the same heads, rounded mean offset',
-    'random': 'random heads, most attended offset'}
+    'shifts': 'most fixed heads, most attended offset', 'mean': 'the same, rounded mean offset',
+    'random': 'random heads, two seeds'}
 
 
 def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
@@ -81,8 +81,11 @@ def figure_shifts(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     for ax, (net, rows) in zip(axes, points.items()):
         lines = []
         for number, kind in enumerate(SHIFTS):
-            values = [(row['heads'], row[kind]) for row in rows if row[kind]]
-            lines += ax.plot(*zip(*values), 'o-', color=head_style(3 * number)[0], markersize=2.5)[:1]
+            own = [row for row in rows if row[kind]]
+            lines += ax.plot(
+                [row['heads'] for row in own], [row[kind] for row in own], 'o-', color=head_style(3 * number)[0],
+                markersize=2.5)[:1]
         ax.set(title=net, xlabel='heads that are shifts', ylabel='accuracy')
+        ax.label_outer()
     figure.legend(lines, SHIFTS.values(), loc='outside lower center', ncols=3)
     return figure
