@@ -1,4 +1,4 @@
-"""What tests share: paths, folders that the environment names (tests skip without), images, small nets."""
+"""Shared fixtures: paths, folders from environment variables (tests are skipped without them), images, small nets."""
 import contextlib
 import logging
 import os
@@ -24,7 +24,7 @@ def repo():
 
 
 def folder_of(variable, content):
-    """A fixture: the folder that a variable of the environment names."""
+    """Make a fixture that returns the folder in an environment variable."""
     @pytest.fixture(scope='session')
     def folder():
         if not os.environ.get(variable):
@@ -41,7 +41,7 @@ timm_tests = folder_of('TIMM_TESTS', "timm's sdist")
 
 @pytest.fixture
 def as_a_script(monkeypatch):
-    """Undoes what a script does to the process that it takes for its own: arguments, paths and logging."""
+    """Restore arguments, paths and logging after a script changed them."""
     monkeypatch.setattr(sys, 'argv', sys.argv)
     monkeypatch.setattr(sys, 'path', list(sys.path))
     monkeypatch.setattr(logging.root, 'handlers', list(logging.root.handlers))
@@ -52,19 +52,19 @@ def as_a_script(monkeypatch):
 
 @pytest.fixture(scope='session')
 def images():
-    """Noise of any shape, always the same."""
+    """Make noise of any shape, always the same."""
     return lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope='session')
 def small_net():
-    """Makes nets of the zoo, by name, too narrow and shallow to take time."""
+    """Make narrow, shallow nets of the zoo by name."""
     return lambda name, **kwargs: timm.create_model(name, **{**small_sizes(name), **kwargs})
 
 
 @pytest.fixture(scope='session')
 def explicit_maps():
-    """A context in which nets are made with explicit attention maps, by timm's own switch."""
+    """Make nets with explicit attention maps in this context, with timm's own switch."""
     @contextlib.contextmanager
     def switched_off():
         set_fused_attn(False)
@@ -78,7 +78,7 @@ def explicit_maps():
 
 @pytest.fixture
 def refused(capsys):
-    """Checks that a command ends in one line of stderr that holds some words, and with exit status 2."""
+    """Check that a command fails with exit status 2 and one line on stderr with some words."""
     def refused(message, command):
         with pytest.raises(SystemExit) as stopped:
             main([str(word) for word in command])
@@ -91,7 +91,7 @@ def refused(capsys):
 
 @pytest.fixture
 def limit():
-    """A context in which no file may grow beyond so many bytes."""
+    """Limit the size of files in this context, in bytes."""
     resource = pytest.importorskip('resource')
 
     @contextlib.contextmanager

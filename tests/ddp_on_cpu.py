@@ -1,6 +1,6 @@
-"""A device module for train.py's --device-modules that lets it train on several CPU processes.
+"""A module for train.py's --device-modules that allows training on several CPU processes.
 
-DistributedDataParallel refuses device_ids for modules on a CPU, and timm (1.0.31) always gives it some.
+DistributedDataParallel refuses device_ids for modules on a CPU, but timm (1.0.31) always passes them.
 """
 import torch.nn.parallel
 

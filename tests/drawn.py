@@ -1,4 +1,4 @@
-"""What tests of figures share: small nets, and what a figure shows."""
+"""Helpers for tests of figures: small nets, and readers of drawn figures."""
 import numpy as np
 import timm
 import torch
@@ -10,7 +10,7 @@ PAINTED = '() => new Promise(done => requestAnimationFrame(() => requestAnimatio
 
 
 def until(condition):
-    """Waits for a condition in a page; playwright's own waits need eval, which the pages forbid."""
+    """Wait for a condition in a page. playwright's own waits need eval, which the pages forbid."""
     return f'new Promise(done => {{ (function look() {{ {condition} ? done() : requestAnimationFrame(look); }})(); }})'
 
 
@@ -35,18 +35,18 @@ def swipe(page, x, y, dy):
 
 
 def heads_of(net, grid):
-    """Where the heads of a net look, as a history has it."""
+    """Centres and covariances of a net's heads, in the format of a history."""
     return [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
         layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(net, grid)]
 
 
 def panels(figure):
-    """Images that a figure shows, in the order they were drawn, but for colour bars."""
+    """Images in a figure, in drawing order, without colour bars."""
     return [np.asarray(image.get_array()) for ax in figure.axes for image in ax.images]
 
 
 def assert_drawn(images, expected, rtol=1e-4, atol=1e-7):
-    """Images that a figure shows are those expected, to rounding."""
+    """Check that the images in a figure equal the expected ones up to rounding."""
     for image, wanted in zip(images, expected, strict=True):
         np.testing.assert_allclose(image, wanted, rtol=rtol, atol=atol)
 

@@ -1,4 +1,4 @@
-"""What tests of the explorer share: small nets and pictures."""
+"""Helpers for tests of the explorer: small nets and pictures."""
 import numpy as np
 import timm
 import torch
@@ -13,7 +13,7 @@ def picture(seed):
 
 
 def create(name, gain=1., **kwargs):
-    """A small net of random weights; a gain over 1 makes the maps of nets with content peaked."""
+    """Create a small net with random weights. A gain above 1 makes peaked maps in nets with content."""
     torch.manual_seed(0)
     model = timm.create_model(name, **dict({} if name.startswith('san_') else SMALL, **kwargs)).eval()
     model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 16, 24))

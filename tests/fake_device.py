@@ -1,4 +1,4 @@
-"""Tensors that say that they are on a GPU and hold nothing: operators check devices and shapes, and read no values."""
+"""Fake tensors on a GPU. They have no data, so operators check only devices and shapes."""
 import contextlib
 import functools
 
@@ -14,7 +14,7 @@ needs_fakes = pytest.mark.skipif(TORCH < '2.14', reason='torch 2.7 asks the driv
 
 @contextlib.contextmanager
 def fake_net(name, device='cuda', **kwargs):
-    """A net of fake tensors on a device, with which tensors made meanwhile can meet."""
+    """Make a net of fake tensors on a device. Tensors created in this context are on the same device."""
     model, mode = timm.create_model(name, device='meta', **kwargs), FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         model.to_empty(device=device)
@@ -24,7 +24,7 @@ def fake_net(name, device='cuda', **kwargs):
 
 @contextlib.contextmanager
 def autocast(dtype, device='cuda'):
-    """torch.autocast to a dtype, if any, on a device that is not there, where torch's own switches itself off."""
+    """torch.autocast on a missing device, where torch would disable it."""
     was = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     try:
         torch.set_autocast_enabled(device, dtype is not None)
@@ -38,7 +38,7 @@ def autocast(dtype, device='cuda'):
 
 @functools.cache
 def runs_backward(device='cuda'):
-    """Whether torch's engine takes fake tensors of a device that is not there: a build for CUDA asks the driver."""
+    """Return True if torch's autograd accepts fake tensors of a missing device. A CUDA build asks the driver."""
     with FakeTensorMode():
         x = torch.zeros(1, device=device, requires_grad=True)
         try:

@@ -1,4 +1,4 @@
-"""Memory that layers take while they compute, of fake tensors too."""
+"""Memory that layers use while they compute, also with fake tensors."""
 import contextlib
 import weakref
 
@@ -12,7 +12,7 @@ from timm_selfconv.layers import functional
 
 @contextlib.contextmanager
 def held_at_once(nbytes):
-    """Let chunks and explicit scores take only so many bytes, so that small inputs make chunks, too."""
+    """Limit the bytes of chunks and explicit scores, so that small inputs are split too."""
     with pytest.MonkeyPatch.context() as patch:
         for limit in ('CPU_BYTES', 'DEVICE_BYTES', 'SCORE_BYTES'):
             patch.setattr(functional, limit, nbytes)
@@ -20,7 +20,7 @@ def held_at_once(nbytes):
 
 
 class PeakBytes(TorchDispatchMode):
-    """The most bytes that what operators make holds at one time."""
+    """Measures the peak number of bytes in outputs of operators."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class PeakBytes(TorchDispatchMode):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that an operator makes, as they lie in memory."""
+    """Measures the largest tensor that an operator makes, in elements of its memory."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 def saved_bytes(module, x):
-    """Bytes that autograd keeps of a call with x, parameters aside, and what the call returns."""
+    """Return the bytes that autograd saves for a call with x, without parameters, and the output."""
     kept = {}
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
 

@@ -1,11 +1,11 @@
-"""Adapters as peft's, which tests put in the place of a net's maps."""
+"""Adapters like peft's, to replace linear maps of a net in tests."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 
 class Lora(nn.Module):
-    """A linear map or 1x1 convolution and what two small matrices add to it; in training it drops."""
+    """A linear map or 1x1 convolution plus the product of two small matrices, with dropout in training."""
 
     def __init__(self, base_layer, rank=2):
         super().__init__()

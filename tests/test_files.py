@@ -14,7 +14,7 @@ import torch
 from timm_selfconv import files
 
 
-def test_what_is_written_is_there_whole_and_nothing_else(tmp_path):
+def test_written_files_are_complete(tmp_path):
     files.write_new(tmp_path / 'new' / 'file', b'content')
     files.replace_file(tmp_path / 'new' / 'file', lambda path: path.write_bytes(b'other'))
     with files.new_folder(tmp_path / 'folder') as folder:
@@ -46,7 +46,7 @@ for i in itertools.count():
 
 
 @pytest.mark.skipif(not hasattr(signal, 'SIGKILL'), reason='needs signals of Unix')
-def test_writers_that_meet_and_are_killed_leave_one_whole_file(tmp_path):
+def test_simultaneous_and_killed_writers_leave_one_complete_file(tmp_path):
     folder = tmp_path / 'out'
     path = folder / 'file'
     for letters in ('ab', 'cd'):  # the second pair finds what the first left behind
@@ -78,7 +78,7 @@ def test_writers_that_meet_and_are_killed_leave_one_whole_file(tmp_path):
     assert all(name.startswith('.timm_selfconv-') and name.endswith('.tmp') for name in left)
 
 
-def test_of_two_that_make_a_new_file_one_is_told(tmp_path):
+def test_the_second_writer_of_a_new_file_gets_an_error(tmp_path):
     contents = [bytes([i]) * 1000 for i in range(8)]
     with ThreadPoolExecutor(8) as pool:
         done = [pool.submit(files.write_new, tmp_path / 'file', content) for content in contents]
@@ -87,7 +87,7 @@ def test_of_two_that_make_a_new_file_one_is_told(tmp_path):
     assert (tmp_path / 'file').read_bytes() == contents[errors.index(None)]
 
 
-def test_of_two_that_make_a_new_folder_one_is_told(tmp_path):
+def test_the_second_writer_of_a_new_folder_gets_an_error(tmp_path):
     path = tmp_path / 'folder'
     with pytest.raises(FileExistsError, match=r'folder exists: remove it'), files.new_folder(path) as one:
         (one / 'file').write_bytes(b'one')
@@ -97,7 +97,7 @@ def test_of_two_that_make_a_new_folder_one_is_told(tmp_path):
 
 
 def test_a_checkpoint_that_outgrows_a_limit_is_an_oserror(tmp_path, limit):
-    """torch.save says RuntimeError: unexpected pos 832 vs 726."""
+    """torch.save raises RuntimeError: unexpected pos 832 vs 726."""
     files.replace_file(tmp_path / 'last.pth.tar', lambda path: torch.save(torch.zeros(10), path))
     before = (tmp_path / 'last.pth.tar').read_bytes()
     with limit(20_000), pytest.raises(OSError, match=r'last.pth.tar cannot be written, is the disk full\?: '):
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_outgrows_a_limit_is_an_oserror(tmp_path, limit):
 
 
 def let_fail(monkeypatch, number, *names):
-    """Functions of os fail by an error of a number."""
+    """Make functions of os fail with an error number."""
     for name in names:
         monkeypatch.setattr(files.os, name, mock.Mock(side_effect=OSError(number, os.strerror(number))))
 
@@ -124,7 +124,7 @@ def test_a_disk_that_is_full_in_the_end_leaves_nothing(tmp_path, monkeypatch, na
 
 
 @pytest.mark.parametrize('number,name', [(errno.EPERM, 'link'), (errno.EINVAL, 'fsync')])  # FAT, network drives
-def test_where_there_are_no_links_or_flushes_new_files_are_whole_too(tmp_path, monkeypatch, number, name):
+def test_new_files_are_complete_without_links_or_flushes(tmp_path, monkeypatch, number, name):
     let_fail(monkeypatch, number, name)
     files.write_new(tmp_path / 'file', b'first')
     with pytest.raises(FileExistsError, match=r'file exists: remove it'):

@@ -10,7 +10,7 @@ from timm_selfconv.models import zoo_names
 
 
 def test_every_model_is_listed_and_described(repo):
-    """As torch.hub.list and torch.hub.help read them; these work only with GitHub."""
+    """As torch.hub.list and torch.hub.help do, which work only with GitHub."""
     hubconf = torch.hub._import_module('hubconf', repo / 'hubconf.py')
     listed = [n for n in dir(hubconf) if callable(getattr(hubconf, n)) and not n.startswith('_')]
     assert sorted(listed) == sorted(zoo_names())

@@ -1,4 +1,4 @@
-"""What is installed: every file of the package, and the recipes."""
+"""The installed package has all files and recipes."""
 import subprocess
 import sys
 

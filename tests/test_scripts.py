@@ -22,7 +22,7 @@ ON_CPU = ['--device', 'cpu']
 
 @pytest.fixture
 def run(timm_scripts, as_a_script, capfd):
-    """Runs a script in this process and returns what it prints."""
+    """Run a script in this process and return its output."""
     def run(script, *arguments):
         main(['run', os.path.join(timm_scripts, script), *map(str, arguments)])
         return capfd.readouterr().out
@@ -32,7 +32,7 @@ def run(timm_scripts, as_a_script, capfd):
 
 @pytest.fixture(scope='module')
 def pictures(tmp_path_factory):
-    """A picture of noise per class, by class."""
+    """One picture of noise per class, by class."""
     folder = fill(tmp_path_factory.mktemp('pictures') / 'test', CIFAR10_CLASSES)
     return {name: (folder / name / '0.png').rename(folder / name / f'{name}.png') for name in CIFAR10_CLASSES}
 
@@ -43,7 +43,7 @@ def folder(pictures):
 
 
 def seen(name, pictures):
-    """What a net takes each picture for, by class, and how many of them that is right about, in per cent."""
+    """Return the predicted class of each picture, and the accuracy in per cent."""
     net = timm.create_model(name, pretrained=True)
     results = [best for best, in top_classes(net, open_images(list(pictures.values())), 1)]
     answers = {true: answer for true, (answer, _) in zip(pictures, results)}
@@ -75,7 +75,7 @@ def test_benchmark(run):
 
 
 def test_exported_to_onnx_and_validated(run, pictures, folder, tmp_path):
-    """By TorchScript; tests/test_exports.py goes by dynamo too."""
+    """By TorchScript. tests/test_exports.py uses dynamo too."""
     pytest.importorskip('onnxruntime')
     file = tmp_path / 'net.onnx'
     run('onnx_export.py', file, '--model', NET, '--dynamic-size')

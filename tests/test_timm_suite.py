@@ -1,4 +1,4 @@
-"""timm's own tests/test_models.py on one net of each family; TIMM_TESTS names the folder of timm's sdist."""
+"""timm's tests/test_models.py on one net of each family. TIMM_TESTS names the folder of timm's source distribution."""
 import os
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Nets of every family, and attention of every kind, too small to take time."""
+"""Small nets of every family, and layers with every kind of attention."""
 import itertools
 
 import torch
@@ -13,13 +13,13 @@ EVERY_KIND = [
 
 
 def noise(*shape, dtype=torch.float64, seed=1):
-    """The same numbers in every dtype."""
+    """Make noise, the same in every dtype."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
 
 
 def random_net(encoding='quadratic', terms=('position',), num_heads=4, seed=0, std=0.7, **kwargs):
-    """A net in double precision whose parameters are nowhere near zero or symmetric."""
+    """Make a net in float64 with parameters that are neither near zero nor symmetric."""
     torch.manual_seed(seed)
     small = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2, dtype=torch.float64)
     net = SelfAttentionNet(encoding=encoding, terms=terms, num_heads=num_heads, **{**small, **kwargs})
@@ -34,7 +34,7 @@ LIKE_TIMM = ['crop_padding=null', 'img_sizes={}']  # crops and image sizes as tr
 
 
 def small_sizes(name):
-    """Keywords that make a net of the zoo narrow and shallow."""
+    """Return keywords that make a net of the zoo narrow and shallow."""
     if name.startswith('san_'):
         return dict(channels=(32,) * 4)
     if name.startswith('resnet'):

@@ -1,4 +1,4 @@
-"""What tests/models/test_two_processes.py does in each of two processes that talk by gloo, on a CPU."""
+"""The checks of tests/models/test_two_processes.py in each of two CPU processes that communicate by gloo."""
 import timm
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ def step(model, x):
 
 
 def check_shards(name, rank):
-    """A step of blocks sharded by FSDP2, half of a batch on each process, is one of the net on the whole batch."""
+    """A step with FSDP2, half of the batch on each process, equals a step of the net on the whole batch."""
     plain, sharded = net(name), net(name)
     for block in reversed([m for m in sharded.modules() if type(m).__name__ in REPEATED]):  # the inner ones first
         fully_shard(block)

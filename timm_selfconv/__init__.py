@@ -1,8 +1,8 @@
-"""Self-attention nets that contain every convolution, as timm models. Importing this package registers them.
+"""Self-attention nets that can express any convolution, as timm models. Importing this package registers them.
 
 - models: the nets, a file per family.
 - layers: attention modules and encodings.
-- theory: convolutions as attention and back, nets in richer nets, pruning, fusing for inference.
+- theory: conversions between convolutions and attention, inclusion in richer nets, pruning, fusing for inference.
 - look: attention maps, head statistics, the papers' figures, the explorer.
 - measure: parameters and FLOPs, the papers' tables, accuracy, speed.
 - training: the trainer for one device, and recipes.

@@ -1,4 +1,4 @@
-"""Old names of modules: importing one warns, and gives the names of the new module."""
+"""Old names of modules. An import of one warns and returns the contents of the new module."""
 import importlib.abc
 import importlib.machinery
 import importlib.util

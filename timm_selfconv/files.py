@@ -92,7 +92,7 @@ def flush(*paths: Path) -> None:
 
 @contextmanager
 def written_beside(path: Path, give_name: Callable[[Path, Path], None]) -> Iterator[Path]:
-    """Yield a temporary path for a file or folder, which ``give_name`` moves to its final path after the block."""
+    """Yield a temporary path for a file or folder. After the block, ``give_name`` moves it to its final path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='.timm_selfconv-', suffix='.tmp', dir=path.parent) as folder:
         temporary = Path(folder, path.name)
@@ -112,7 +112,7 @@ def name_new(temporary: Path, path: Path) -> None:
 
 
 def replace_file(path: PathLike, write: Callable[[Path], Any]) -> None:
-    """Create or replace a file by ``write(path)``, and create its folder; the old file stays if an error is raised."""
+    """Create or replace a file with ``write(path)``, and create its folder. After an error, the old file remains."""
     with written_beside(Path(path), os.replace) as temporary:
         with os_errors(f'{path} cannot be written, is the disk full?', RuntimeError):
             write(temporary)

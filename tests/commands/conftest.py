@@ -17,7 +17,7 @@ def checkpoint(tmp_path):
 
 @pytest.fixture
 def little(tmp_path):
-    """A net of one layer, which takes no time."""
+    """A net with one layer, which trains and runs fast."""
     model = timm.create_model('sa_quadratic_cifar', depth=1, num_heads=2, embed_dim=8, mlp_dim=8, patch_size=8)
     save_for_hf(model, tmp_path / 'little', safe_serialization=True)
     return f"local-dir:{tmp_path / 'little'}"
@@ -25,13 +25,13 @@ def little(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A dataset of one picture a class."""
+    """A dataset with one picture per class."""
     fill(tmp_path / 'data' / 'test', range(10), size=(30, 40))
     return str(tmp_path / 'data')
 
 
 @pytest.fixture
 def named(tmp_path):
-    """The same for the classes of the zoo."""
+    """A dataset with one picture for each class of the zoo."""
     fill(tmp_path / 'data' / 'test', CIFAR10_CLASSES, size=(30, 40))
     return str(tmp_path / 'data')

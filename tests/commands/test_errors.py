@@ -1,4 +1,4 @@
-"""Messages of commands on stderr: one line for a mistake of the user, else nothing."""
+"""Error messages of commands: one line on stderr for a mistake of the user."""
 import json
 import os
 import socketserver
@@ -67,7 +67,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
         [BARE, 'has no trained weights yet'], [NET, 'nonsense=1', 'nonsense'],
         [NET, 'img_size=18', 'timm-selfconv: img_size=18: needs'])),
     (['heads', 'resnet18', '--untrained'], 'model=resnet18: has no attention maps; needs'),
-    (['classify', NET, 'parquet'], "images=['parquet']: needs pictures"),
+    (['classify', NET, 'parquet'], "images=['parquet']: needs at least one picture"),
     ([*PRUNE, '--heads', '0:1;2'], "'0:1;2': needs LAYER:HEAD,HEAD"),
     ([*PRUNE, '--heads', '0:1', '0:2'], 'needs each layer once'),
     ([*PRUNE, '--keep', '6', '--data', '.', '--count', '0'], "--count: '0': needs a whole number above 0"),
@@ -90,9 +90,9 @@ HEADS, EVAL, FIGURES, PRUNE = (
     *(([*FIGURES, '--run', f'runs/{name}'], f"run='runs/{name}': checkpoint-0.pth.tar is no checkpoint")
       for name in ('text', 'other')),
     ([*FIGURES, '--run', 'sa_learned_tiny_cifar'],
-     'sa_learned_tiny_cifar.history.json: is of another net, sa_learned_tiny_cifar, than sa_quadratic_tiny_cifar'),
+     'sa_learned_tiny_cifar.history.json: belongs to the net sa_learned_tiny_cifar, not to sa_quadratic_tiny_cifar'),
     *((['figures', 'san_pairwise_cifar', '--images', 'data/test/cat/0.png', '--out', 'out', *words],
-       f'{words[0][2:]}: not for vector attention') for words in (
+       f'{words[0][2:]}: vector attention has only footprints') for words in (
         ['--run', 'run'], ['--part', 'position'])),
     (['heads', 'sa_quadratic_cifar.cifar'], "available: ['sa_quadratic_cifar.cifar10', 'sa_quadratic_cifar.dist_cifar"),
     (['bench', 'gmlp_ti16_224', '--untrained', '--img-size', '100', '--batch-size', '1'],
@@ -177,7 +177,7 @@ def test_a_file_size_limit_ends_in_one_line(command, little, checkpoint, folder,
 
 
 @pytest.mark.slow
-def test_a_reader_may_stop_reading():
+def test_a_closed_pipe_prints_no_error():
     for command in (['list', '--json'], ['--help']):
         process = subprocess.Popen(
             [sys.executable, '-c', 'from timm_selfconv.cli import main; main()', *command], text=True,

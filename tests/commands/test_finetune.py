@@ -1,4 +1,4 @@
-"""Fine-tuning: from a folder of pictures to a net for the other commands."""
+"""Fine-tuning on a folder of pictures; other commands load the result."""
 import json
 import re
 from unittest import mock
@@ -81,7 +81,7 @@ def test_a_killed_one_goes_on_and_a_whole_one_stays(own, tmp_path, monkeypatch, 
 
 
 def test_teachers_pass_on(own, tmp_path):
-    """From a net to a net that starts from it."""
+    """A net keeps the teachers of the net that it starts from."""
     nets = [tmp_path / name for name in ('first', 'second')]
     main(['finetune', NET, own, '--output', str(nets[0]), *BRIEF, 'epochs=1'])
     card = (nets[0] / 'README.md').read_text()

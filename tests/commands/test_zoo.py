@@ -1,4 +1,4 @@
-"""Commands around the zoo: list, bench, export."""
+"""Commands for the zoo: list, bench, export."""
 import json
 
 import safetensors.torch
@@ -31,7 +31,7 @@ def test_list_and_tables_for_machines(capsys):
     assert json.loads(capsys.readouterr().out)[0]['label'] == 'ResNet18'
 
 
-def test_export_writes_a_measured_card_and_nothing_twice(checkpoint, named, tmp_path, refused, monkeypatch):
+def test_export_writes_a_measured_card_once(checkpoint, named, tmp_path, refused, monkeypatch):
     name = 'sa_quadratic_tiny_cifar.from_another_net'
     command = ['export', name, '--checkpoint', checkpoint, '--data', named,
                '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']

@@ -1,4 +1,4 @@
-"""Tests of many cases and kills: HYPOTHESIS_PROFILE=deep pytest tests/fuzz runs 10,000 cases and 100 kills of each."""
+"""Random cases and kills: HYPOTHESIS_PROFILE=deep pytest tests/fuzz runs 10,000 cases and 100 kills of each command."""
 import os
 
 from hypothesis import settings

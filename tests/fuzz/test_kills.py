@@ -1,4 +1,4 @@
-"""Commands that are killed at any moment: what they write is there whole or not at all, and they can be run again."""
+"""Commands that are killed at a random moment leave complete files or none, and run again."""
 import multiprocessing
 import os
 import random
@@ -25,7 +25,7 @@ KILLS = 100 if os.environ.get('HYPOTHESIS_PROFILE') == 'deep' else 4  # of each 
 
 @pytest.fixture(scope='module')
 def forks():
-    """Processes that have imported everything: forked from a server that has, and that runs no threads."""
+    """A server process without threads that has imported everything, and forks processes."""
     forks = multiprocessing.get_context('forkserver')
     forks.set_forkserver_preload(['timm_selfconv.cli', 'timm_selfconv.weights.saving', 'timm_selfconv.look.explorer',
                                   'timm_selfconv.look.figures', 'timm_selfconv.measure.evaluation'])
@@ -34,7 +34,7 @@ def forks():
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """A little net, its weights, a picture, and data."""
+    """A folder with a small net, its weights, a picture and data."""
     folder = tmp_path_factory.mktemp('kills')
     model = timm.create_model('sa_quadratic_cifar', depth=1, num_heads=2, embed_dim=8, mlp_dim=8, patch_size=8)
     save_for_hf(model, folder / 'net', safe_serialization=True)
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 
 def content(path):
-    """Checksums by name of the files in a folder, those of what is not finished left out."""
+    """Return checksums by name of the complete files in a folder."""
     files = [file for file in path.rglob('*') if file.is_file() and '/.' not in str(file.relative_to(path.parent))]
     return {str(file.relative_to(path)): sha256(file) for file in files}
 

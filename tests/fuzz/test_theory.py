@@ -12,7 +12,7 @@ from timm_selfconv.theory import conv_to_attention
     st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.sampled_from(['zeros', 'reflect', 'replicate']))
 @pytest.mark.timeout(3600)
 def test_a_convolution_is_attention_at_any_alpha(seed, exponent, dtype, height, width, stride, dilation, padding_mode):
-    """Lemma 2: other pixels than a head's tap get no more than on an unbounded grid; outputs are always numbers."""
+    """Lemma 2: pixels off the tap get at most as much attention as on an unbounded grid, and outputs are finite."""
     alpha = 10. ** exponent
     torch.manual_seed(seed)
     conv = nn.Conv2d(2, 3, (height, width), stride, padding=1, dilation=dilation, padding_mode=padding_mode).to(dtype)

@@ -16,14 +16,14 @@ from tiny_nets import EVERY_KIND
 
 
 def randomise(attn):
-    """Parameters that leave nothing near zero or symmetric."""
+    """Set random parameters that are neither near zero nor symmetric."""
     for p in attn.parameters():
         torch.nn.init.normal_(p, std=0.7)
     return attn
 
 
 def reference(attn, x, terms, encoding):
-    """Equations (1), (3), (4) and (8), one query, key and head at a time."""
+    """Compute equations (1), (3), (4) and (8) for one query, key and head at a time."""
     batch, height, width, dim = x.shape
     e, pixels = attn.encoding, list(itertools.product(range(height), range(width)))
 
@@ -88,7 +88,7 @@ def explicit(attn):
 @settings(deadline=None, max_examples=len(EVERY_KIND))
 @given(st.sampled_from(EVERY_KIND))
 def test_every_choice_of_terms_is_equation_8(kind):
-    """Maps, outputs and gradients, by every formula: the default, explicit maps, fused attention, row by row."""
+    """Compare maps, outputs and gradients of every formula: default, explicit maps, fused attention, row by row."""
     torch.manual_seed(0)
     encoding, terms = kind
     attn = randomise(SelfAttention2d(4, 2, terms, encoding, grid_size=(3, 2), dtype=torch.float64)).eval()
@@ -110,7 +110,7 @@ def test_every_choice_of_terms_is_equation_8(kind):
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'learned'])
-def test_a_map_is_only_made_where_one_is_asked_for(encoding):
+def test_maps_are_made_only_on_request(encoding):
     attn, x = SelfAttention2d(64, 3, encoding=encoding).eval(), torch.randn(1, 16, 16, 64)
     for module in attn.modules():  # as profilers do
         module.register_forward_hook(lambda module, args, out: None)
@@ -154,7 +154,7 @@ def test_maps_of_half_precision_layers_are_made_in_float32(encoding, dtype):
     st.sampled_from([0.3, 16., 32., 256., 4096., 1e4]), st.sampled_from([0., 0.01, 1., 1e3]),
     st.sampled_from([('position',), ('content', 'position'), TERMS]))
 def test_far_and_sharp_heads_in_float32(center, spread, terms):
-    """Maps, and outputs by every formula, against float64."""
+    """Compare maps and outputs of every formula with float64."""
     torch.manual_seed(0)
     attn = SelfAttention2d(8, 3, terms).eval()
     with torch.no_grad():
@@ -202,7 +202,7 @@ def test_large_images_never_hold_all_scores(encoding, terms):
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_a_training_step_with_content_keeps_memory_linear_in_the_pixels(dtype):
-    """One tensor of all scores would make it 5.6 times as much."""
+    """A tensor of all scores would need 5.6 times as much memory."""
     kept = []
     for side in (16, 32):
         attn = SelfAttention2d(128, 2, ('content', 'content_position'), 'learned', grid_size=(side, side))
@@ -219,7 +219,7 @@ def test_torchscript(encoding, terms):
     torch.testing.assert_close(torch.jit.script(attn)(x), attn(x))
 
 
-def test_arguments_that_make_no_sense_are_named():
+def test_bad_arguments_are_named():
     for kwargs, match in (
             (dict(num_heads=0), 'num_heads=0: needs an integer of at least 1'),
             (dict(dim=2.5), 'dim=2.5: needs an integer of at least 1'),

@@ -1,4 +1,4 @@
-"""Each formula against the whole map in float64; and which formula runs when."""
+"""Each formula against explicit maps in float64, and the choice of the formula."""
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -10,7 +10,7 @@ from timm_selfconv.layers.functional import dense_scores, gather_by_factors, gat
 
 
 def inputs(heads=3, batch=3, keys=(3, 4), queries=(3, 4), channels=5):
-    """Row and column probabilities and pixels that ask for gradients."""
+    """Make row and column probabilities and pixels with gradients."""
     generator = torch.Generator().manual_seed(0)
     shapes = (heads, queries[0], keys[0]), (heads, queries[1], keys[1]), (batch, *keys, channels)
     rows, cols, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
@@ -18,7 +18,7 @@ def inputs(heads=3, batch=3, keys=(3, 4), queries=(3, 4), channels=5):
 
 
 def by_the_map(rows, cols, x):
-    """Equation (1) with the whole map, a Kronecker product a head."""
+    """Compute equation (1) with an explicit map, the Kronecker product of the factors of a head."""
     maps = torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)])
     return torch.einsum('hqk,bkc->bqhc', maps, x.flatten(1, 2)).flatten(2).unflatten(1, (rows.shape[1], -1))
 

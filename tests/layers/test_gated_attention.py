@@ -1,4 +1,4 @@
-"""Gated attention against its formula, written out for every query and key in float64."""
+"""Gated attention against its formula for every query and key in float64."""
 import math
 
 import pytest
@@ -24,7 +24,7 @@ def random_layer(height, width, heads=2, dim=6, bias=True, gates=None, seed=0):
 
 
 def dense(layer, x):
-    """The layer by its formula: each head's map is the gated sum of two softmaxes."""
+    """Compute the formula of the layer: each head's map is the gated sum of two softmaxes."""
     position, out = convit_position_maps(layer.pos_proj.weight, *layer.grid_size), []
     query, key = layer.qk(x).chunk(2, -1)
     value, width = layer.v(x), x.shape[2] // layer.num_heads
@@ -38,7 +38,7 @@ def dense(layer, x):
 @settings(deadline=None, max_examples=25)
 @given(sides, sides, st.lists(st.tuples(*[st.floats(-20, 20)] * 3), min_size=1, max_size=3))
 def test_the_positional_softmax_is_a_product_of_two(height, width, weight):
-    """Wherever its centre lies, sharp or flat, and also where c > 0 sends it to the corners."""
+    """For near and far centres, sharp and flat heads, and c > 0, which moves attention to the corners."""
     layer, weight = random_layer(height, width, len(weight)), torch.tensor(weight, dtype=torch.float64)
     layer.pos_proj.weight.data = weight
     rows, cols = layer.factors()
@@ -51,7 +51,7 @@ def test_the_positional_softmax_is_a_product_of_two(height, width, weight):
     sides, sides, st.lists(st.sampled_from([0., 1., -1e4, 1e4, -math.inf, math.inf]), min_size=1, max_size=3),
     st.booleans(), st.integers(0, 99))
 def test_the_layer_is_its_formula(height, width, gates, bias, seed):
-    """With gates that are open, shut or half open."""
+    """With open, closed and half-open gates."""
     heads = len(gates)
     layer = random_layer(height, width, heads, 6 * heads, bias, gates, seed)
     x = torch.randn(2, height * width, 6 * heads, dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_the_layer_is_its_formula(height, width, gates, bias, seed):
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, heads, height * width, dtype=torch.float64))
 
 
-def test_gradients_are_those_of_the_formula():
+def test_gradients_equal_the_formula():
     layer = random_layer(3, 4)
     x = torch.randn(2, 12, 6, dtype=torch.float64, requires_grad=True)
     layer(x).square().sum().backward()

@@ -46,7 +46,7 @@ def decays(model):
 
 
 def test_weight_decay_skips_centres_wherever_a_net_is_made():
-    """Converted nets, nets for features and nets of timm with our layers, by timm's own optimizer factory."""
+    """In converted nets, nets for features and timm's nets with our layers, with timm's optimizer factory."""
     converted, _ = convs_to_attention(timm.create_model('resnet_tiny_cifar', channels=(8,) * 4))
     features = timm.create_model('sa_quadratic_tiny_cifar', features_only=True, embed_dim=8, mlp_dim=8, depth=3)
     zoo = timm.create_model('sa_quadratic_gen_cifar', embed_dim=8, mlp_dim=8, depth=1)

@@ -1,4 +1,4 @@
-"""How many functions of the package a reader has to follow to understand a forward pass."""
+"""The number of functions of the package that a forward pass calls."""
 import sys
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PACKAGE = str(Path(layers.__file__).parents[1])
 
 
 def passed(layer, x):
-    """The code of all functions of the package that a call passes through."""
+    """Return the code of all functions of the package that a call runs."""
     seen = set()
 
     def see(frame, event, arg):

@@ -1,4 +1,4 @@
-"""What timm_selfconv.layers shows is what a user may build with."""
+"""Public names of timm_selfconv.layers."""
 import inspect
 
 from timm_selfconv import layers

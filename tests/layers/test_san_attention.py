@@ -9,7 +9,7 @@ from tiny_nets import noise
 
 
 def attention(kind='pairwise', **kwargs):
-    """In eval mode, with parameters and statistics that leave nothing near zero or symmetric."""
+    """Make a layer in eval mode with parameters and statistics that are neither near zero nor symmetric."""
     attn = SanAttention2d(32, kind, dtype=torch.float64, **kwargs).eval()
     generator = torch.Generator().manual_seed(0)
     for p in attn.parameters():
@@ -21,7 +21,7 @@ def attention(kind='pairwise', **kwargs):
 
 
 def reflected(i, size):
-    """Index of what lies at i when an axis is reflected at its first and last pixel."""
+    """Return the index of pixel i after reflection at the first and last pixel of an axis."""
     i = abs(i)
     return i if i < size else 2 * (size - 1) - i
 
@@ -32,13 +32,13 @@ def linear(conv, v):
 
 
 def normed(norm, v, i=0):
-    """BatchNorm of one vector with the statistics of pass i, then ReLU."""
+    """Apply BatchNorm with the statistics of pass i, then ReLU, to one vector."""
     v = (v - norm.passes[i].running_mean) / (norm.passes[i].running_var + 1e-5).sqrt() * norm.weight + norm.bias
     return v.clamp(min=0)
 
 
 def reference(attn, x, i=0, other=None):
-    """The definition, one image, query, offset and channel at a time; keys may be those of other images."""
+    """Compute the definition for one image, query, offset and channel at a time, with keys of x or of other images."""
     k, stride, dilation = attn.kernel_size, attn.stride, attn.dilation
     r, m, maps = 2, 8, 1
     height, width = x.shape[2:]
@@ -85,7 +85,7 @@ def test_attention_is_the_definition(kind, kwargs):
 
 
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
-def test_passes_have_statistics_of_their_own_and_meet_the_keys_they_are_given(kind):
+def test_passes_have_separate_statistics_and_use_given_keys(kind):
     attn = attention(kind, passes=3)
     x, other = noise(1, 32, 4, 5), noise(2, 32, 4, 5)[1:]
     for i, grad in itertools.product(range(3), (True, False)):
@@ -96,7 +96,7 @@ def test_passes_have_statistics_of_their_own_and_meet_the_keys_they_are_given(ki
 
 @pytest.mark.parametrize('key', [None, noise(2, 2, 4, 5)])
 def test_a_parametrized_map_is_honoured(key):
-    """Where a pass is given keys, too, and without gradients; modules in its place are in models/test_wrapping.py."""
+    """With given keys and without gradients too. models/test_wrapping.py tests replaced modules."""
     x, attn, plain = noise(2, 32, 4, 5), attention(), attention()
     conv = weight_norm(attn.qvk)
     original = conv.parametrizations.weight.original0
@@ -151,7 +151,7 @@ def test_batch_norm_keeps_statistics_a_pass():
 
 
 def test_statistics_of_all_passes_in_one_buffer_load():
-    """As in the files of version 0.1, which ship."""
+    """The shipped files have this format of version 0.1."""
     norm, mean, var = PassBatchNorm2d(4, 2), torch.randn(2, 4), torch.rand(2, 4)
     norm.load_state_dict(dict(weight=norm.weight, bias=norm.bias, running_mean=mean, running_var=var))
     for i in range(2):
@@ -161,7 +161,7 @@ def test_statistics_of_all_passes_in_one_buffer_load():
         norm.load_state_dict(dict(weight=norm.weight, bias=norm.bias, running_mean=mean[[0, 0, 1]], running_var=var))
 
 
-def test_arguments_that_make_no_sense_are_named():
+def test_bad_arguments_are_named():
     for kwargs, match in (
             (dict(kind='global'), "kind='global': needs one of"), (dict(dim=48), 'dim=48: needs a multiple of 32'),
             (dict(kernel_size=4), 'kernel_size=4: needs an odd number'), (dict(stride=0), 'stride=0')):

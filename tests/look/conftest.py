@@ -1,4 +1,4 @@
-"""A real browser for the pages."""
+"""A real browser for tests of the pages."""
 import shutil
 
 import pytest
@@ -22,7 +22,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser, tmp_path):
-    """Open a page's text as a file, and fail if it complains, or asks for any other."""
+    """Open the text of a page as a file. Fail if the page reports an error or requests another file."""
     contexts, complaints = [], []
 
     def open_text(text, hash='', **kwargs):

@@ -22,7 +22,7 @@ SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=(2, 3))
 
 @contextmanager
 def meanwhile(function):
-    """Call a function again and again in another thread, and hand on what it raises."""
+    """Call a function repeatedly in another thread, and raise its errors here."""
     done, errors = threading.Event(), []
 
     def work():
@@ -45,7 +45,7 @@ def meanwhile(function):
 @pytest.mark.parametrize('name,kwargs', [
     ('sa_learned_content_hier_cifar', dict(embed_dim=8, mlp_dim=8, depth=6, num_heads=2)),
     ('resvit_cifar', dict(embed_dim=8, mlp_dim=8, depth=6, num_heads=2))])
-def test_forwards_of_the_same_net_in_another_thread_are_none_of_ours(name, kwargs):
+def test_forwards_in_another_thread_are_ignored(name, kwargs):
     torch.manual_seed(0)
     model = timm.create_model(name, img_size=8, **kwargs).eval()
     images, others = torch.randn(2, 1, 3, 8, 8)
@@ -68,7 +68,7 @@ def test_forwards_of_the_same_net_in_another_thread_are_none_of_ours(name, kwarg
     (timm_selfconv.attention_maps, 'resvit_cifar', dict(SMALL, num_heads=2)),
     (footprint_weights, 'san_pairwise_cifar', dict(channels=(32, 32), depths=(1, 1)))])
 def test_every_module_keeps_its_mode_and_its_statistics(look, name, kwargs):
-    """An eval block under a training net stays so, as frozen normalisation does in a net that is fine-tuned."""
+    """A block in eval mode inside a training net keeps its mode, such as frozen norms in fine-tuning."""
     model = timm.create_model(name, **kwargs).train()
     frozen = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     for module in (*frozen, next(m for n, m in model.named_modules() if n.endswith('blocks.0'))):
@@ -85,7 +85,7 @@ def test_every_module_keeps_its_mode_and_its_statistics(look, name, kwargs):
 
 @pytest.mark.parametrize('padding_mode,content', [('circular', 0), ('reflect', 4), ('replicate', 4)])
 def test_convolutions_that_became_attention_gather_what_their_maps_say(padding_mode, content):
-    """Without zeros around it a layer's output is the sum of its maps times its values, at the queries that it has."""
+    """Without padding, the output of a layer is the sum of its maps times its values, at its queries."""
     torch.manual_seed(0)
     conv = torch.nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(2, 1), dilation=(1, 2), padding_mode=padding_mode)
     layer = ConvAttention(conv.double(), 0.7, content)
@@ -99,8 +99,8 @@ def test_convolutions_that_became_attention_gather_what_their_maps_say(padding_m
     torch.testing.assert_close(got[:, :, 1:4], out[:, :, 1::2][..., :got.shape[3]], rtol=1e-9, atol=1e-9)
 
 
-def test_maps_of_a_converted_stage_are_those_of_its_scores():
-    """Without what a query gives to the zeros around; strided stages on the grid that they look at."""
+def test_maps_of_a_converted_stage_follow_its_scores():
+    """Without attention to zero padding; strided stages on the grid of their input."""
     torch.manual_seed(0)
     kwargs = dict(channels=(4, 4, 4, 4), layers=(1, 1, 1, 1), attention_stages=['layer2', 'layer4'])
     model = timm.create_model('resnet_tiny_cifar', attention_alpha=0.5, **kwargs).eval()
@@ -124,7 +124,7 @@ def test_maps_that_do_not_lie_on_a_plane_or_beside_a_transformers_are_refused():
 
 
 def test_convit_and_its_parts():
-    """timm's maps are those that its dropout is given; the parts sum up to them, that of position by its formula."""
+    """Compare with the maps before timm's dropout. The gated parts sum to the maps; position follows its formula."""
     torch.manual_seed(0)
     model = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=3, local_up_to_layer=2).eval()
     for block in model.blocks[:2]:
@@ -172,7 +172,7 @@ def test_attention_to_prefix_tokens_is_left_out():
     (timm_selfconv.attention_maps, 'san_pairwise_hier_cifar', 'model=san_pairwise_hier_cifar: has no attention maps'),
     (timm_selfconv.attention_maps, 'resnet18_cifar', 'model=resnet18_cifar: has no attention maps'),
     (footprint_weights, 'resnet18_cifar', 'model=ResNetCifar: has no SanAttention2d')])
-def test_what_cannot_be_read_is_refused(look, name, message):
+def test_maps_that_cannot_be_read_are_refused(look, name, message):
     with torch.device('meta'):
         model = timm.create_model(name)
     with pytest.raises(ValueError, match=message):
@@ -189,8 +189,8 @@ def test_looks_at_content(name, answer):
 
 
 @pytest.mark.parametrize('kind,hierarchical', [('pairwise', False), ('patchwise', True)])
-def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
-    """Each output pixel is the sum over its 3 x 3 footprint, border reflected, in float64."""
+def test_footprint_weights_times_values_are_the_output(kind, hierarchical):
+    """Each output pixel is the weighted sum over its 3 x 3 footprint, with reflected borders, in float64."""
     torch.manual_seed(0)
     kwargs = dict(channels=(32, 32), depths=(1, 1), kind=kind, hierarchical=hierarchical)
     model = timm.create_model('san_pairwise_cifar', **kwargs).eval().double()
@@ -212,7 +212,7 @@ def test_footprint_weights_are_those_that_sum_up_the_values(kind, hierarchical):
 
 
 class Elsewhere(torch.Tensor):
-    """On a device without float64, as MPS."""
+    """Simulates a device without float64, such as MPS."""
 
     def __deepcopy__(self, memo):
         return torch.nn.Parameter(self.detach().clone())
@@ -229,7 +229,7 @@ class Elsewhere(torch.Tensor):
 
 @pytest.fixture
 def without_float64():
-    """Moves a net to such a device."""
+    """Move a net to such a device."""
     def move(model):
         model = copy.deepcopy(model)
         for module in model.modules():

@@ -28,7 +28,7 @@ def test_radius_holds_its_share_of_a_gaussian():
 @settings(deadline=None, max_examples=50)
 @given(st.floats(0.1, 9.), st.floats(0.1, 9.), st.floats(-3.1, 3.1))
 def test_ellipse_of_a_turned_gaussian(first, second, angle):
-    """Half-axes are the radius over the roots of the precision's eigenvalues; the density is the same all along."""
+    """Half-axes are the radius over the roots of the precision's eigenvalues; density is equal along the ellipse."""
     turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]).double()
     precision = turn @ torch.diag(torch.tensor([first, second]).double()) @ turn.T
     long, short, tilt = figures.mass_ellipse(precision.inverse(), 0.9)
@@ -168,7 +168,7 @@ def test_offsets_beside_narrow_panels_stand_apart():
 
 def test_training_of_something_else_is_refused(tmp_path):
     net = quadratic_net()
-    needs = r'run=.*needs a net whose history ships, or a folder with history.json or checkpoint-\*'
+    needs = r'run=.*needs a net with a shipped history, or a folder with history.json or checkpoint-\*'
     with pytest.raises(ValueError, match=needs):
         figures.training_blobs(net, tmp_path)
     save_checkpoint(timm.create_model('resnet_tiny_cifar'), tmp_path, 0)
@@ -195,7 +195,7 @@ def test_a_history_has_the_gaussians_of_every_epoch(tmp_path, encoding):
             torch.testing.assert_close(layer.centers, there.centers, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(layer.covariances, there.covariances, rtol=1e-9, atol=1e-12)
     other = timm.create_model('sa_quadratic_cifar', num_heads=3, encoding=encoding, **SMALL)
-    with pytest.raises(ValueError, match=r'history.json: is of another net'):
+    with pytest.raises(ValueError, match=r'history.json: belongs to the net'):
         figures.training_blobs(other, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What is packed into the explorer's page, read in a real browser, against the nets' own maps."""
+"""Data of the explorer's page, read in a real browser, against the nets' own maps."""
 import pytest
 import timm
 import torch
@@ -24,7 +24,7 @@ MAPS = """async ([view, mean, image, query]) => {
 
 
 def check_maps(shown, expected, step):
-    """Maps of a query, side by side, equal others of shape (heads, H, W) to a step of each's largest, and in sum."""
+    """Check maps of a query against expected maps, shape (heads, H, W), up to one step of the largest value of each."""
     shown = torch.tensor(shown, dtype=torch.float64).view(expected.shape)
     error = (shown - expected.double()).abs().amax((-2, -1))
     assert (error <= step * expected.double().amax((-2, -1)) + 1e-6).all()
@@ -36,7 +36,7 @@ def check_maps(shown, expected, step):
     ('sa_quadratic_gen_cifar', dict(terms=('content', 'content_position', 'key_bias', 'position'))),
     ('sa_quadratic_cifar', dict(terms=('content',), encoding='sinusoid')), ('resvit_cifar', dict(gain=30.)),
 ])
-def test_maps_of_the_page_are_those_of_the_net(name, kwargs, open_page):
+def test_the_page_has_the_maps_of_the_net(name, kwargs, open_page):
     model = create(name, **kwargs)
     text = explorer_page({name: model}, PICTURES)
     page = open_page(text)
@@ -68,7 +68,7 @@ SHOWN = """async ([token, image, query]) => {
     ('vit_tiny_patch16_224', dict(embed_dim=24, depth=2, num_heads=3), (3, 5)),
     ('cait_xxs24_224', dict(embed_dim=24, depth=2, num_heads=3), (3, 5))])
 def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest, open_page):
-    """The query of a coarser layer is the one that lies at the same place of the picture."""
+    """On a coarser layer, the query is at the same place of the picture."""
     torch.manual_seed(0)
     model = timm.create_model(name, img_size=(48, 80), **kwargs).eval()
     for parameter in model.parameters():
@@ -114,7 +114,7 @@ def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest
 
 
 @pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
-def test_footprints_of_the_page_are_those_of_the_net(name, open_page):
+def test_the_page_has_the_footprints_of_the_net(name, open_page):
     model = create(name, channels=(32, 32), depths=(1, 1))
     page = open_page(explorer_page({name: model}, PICTURES))
     weights = footprint_weights(model, preprocess(model, list(PICTURES.values())))
@@ -131,7 +131,7 @@ def test_footprints_of_the_page_are_those_of_the_net(name, open_page):
 
 
 def test_terms_alone(open_page):
-    """Position only and content only, against queries, keys and tables multiplied by hand, in float64."""
+    """Maps of position terms and of content terms, against products of queries, keys and tables in float64."""
     model = create('sa_learned_content_cifar', gain=8.)
     page, inputs = open_page(explorer_page({'net': model}, PICTURES, views=['content', 'position'])), []
     layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
@@ -164,12 +164,13 @@ def large():
     return {'net': model}
 
 
-def test_what_cannot_be_shown_is_refused():
+def test_bad_arguments_of_the_page_are_refused():
     net, alone = {'net': create('sa_learned_cifar')}, 'needs none, or one for each of'
     for models, images, kwargs, message in (
             ({}, PICTURES, {}, 'models and images'), (net, {}, {}, 'models and images'),
-            (large(), PICTURES, {}, 'name fewer images'),
+            (large(), PICTURES, {}, 'use fewer or smaller images'),
             (net, PICTURES, dict(labels=['cat']), alone), (net, PICTURES, dict(captions=['a', 'b']), alone),
-            (net, PICTURES, dict(views=[]), 'needs some of all'), (net, PICTURES, dict(views=['some']), 'needs some')):
+            (net, PICTURES, dict(views=[]), 'one or more of all'), (net, PICTURES, dict(views=['some']), 'one or more'),
+    ):
         with pytest.raises(ValueError, match=message):
             explorer_page(models, images, **kwargs)

@@ -58,7 +58,7 @@ def test_the_most_local_head_comes_first():
 
 
 def framed(ax):
-    """Row and column of each image's framed pixel, on a grid of 3 x 4; every other rectangle is the image's frame."""
+    """Return row and column of the framed pixel in each image, on a grid of 3 x 4. The image has a frame too."""
     for image, mark in zip(ax.images, ax.patches[1::2], strict=True):
         left, right, bottom, top = image.get_extent()
         assert mark.get_width() == pytest.approx((right - left) / 4)
@@ -81,7 +81,7 @@ def test_query_figures_frame_the_query_in_maps_and_picture():
 
 
 def test_all_panels_have_one_scale():
-    """From zero to the largest value of all: a head that looks everywhere alike is dark beside a sharp one."""
+    """The scale goes from zero to the largest value of all heads, so a flat head is dark next to a sharp one."""
     torch.manual_seed(0)
     maps = [random_maps(2, 3, 4), torch.full((1, 3, 4, 3, 4), 1 / 12)]
     most = max(layer[:, 1, 2].max().item() for layer in maps)
@@ -96,7 +96,7 @@ def test_all_panels_have_one_scale():
     assert [label.get_text() for label in bar.get_xticklabels()][::4] == ['0', f'{most:.2g}']
 
 
-def test_maps_over_the_picture_let_it_through_where_nobody_looks():
+def test_maps_over_the_picture_are_transparent_without_attention():
     maps = torch.zeros(1, 3, 4, 3, 4)
     maps[0, 1, 2, 0, 3] = 1.
     picture = torch.rand(6, 8, 3, generator=torch.Generator().manual_seed(0))
@@ -189,7 +189,7 @@ def test_curves_of_runs_by_name(tmp_path):
 
 
 def test_curves_that_cannot_be_read(tmp_path):
-    needs = r'run=.*needs a net whose history ships, or a folder with history\.json or the summary\.csv'
+    needs = r'run=.*needs a net with a shipped history, or a folder with history\.json or the summary\.csv'
     with pytest.raises(ValueError, match=needs):
         figures.read_curve(tmp_path)
     for rows, message in ([], 'has no validation accuracy'), (['0,1.0,n/a'], 'needs numbers in columns epoch and'):
@@ -276,7 +276,7 @@ def test_position_only_nets_need_no_images():
 def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     torch.manual_seed(0)
     net = timm.create_model(name, **kwargs).eval()
-    with pytest.raises(ValueError, match='images: this net looks at content'):
+    with pytest.raises(ValueError, match='images: needs at least one picture'):
         figures.draw_figures(net)
     images = torch.randn(9, 3, kwargs['img_size'], kwargs['img_size'])
     drawn = figures.draw_figures(net, images, ['cat'], query=(1, 2))
@@ -317,7 +317,7 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
 
 
 def test_convolutions_that_became_attention_have_no_untrained_net():
-    """Their heads begin at the taps: beside them stand uniform maps and a convolution."""
+    """Their heads start at the taps, so the figure compares with uniform maps and a convolution."""
     small = dict(channels=(4, 4, 4, 4), layers=(1, 1, 1, 1))
     drawn = figures.draw_figures(timm.create_model('resnet_tiny_cifar', attention_stages=['layer3'], **small).eval())
     assert len(panels(drawn['attention'])) == 9 + 9 + 1
@@ -326,7 +326,7 @@ def test_convolutions_that_became_attention_have_no_untrained_net():
         'uniform maps', 'a convolution']
 
 
-def test_a_net_stands_beside_others():
+def test_heads_of_two_nets_are_drawn_in_columns():
     layers = report_maps(quadratic_net(), torch.zeros(1, 3, 32, 32), 3)
     tap = [dataclasses.replace(head, acts_as_tap=True) for head in layers[0].heads]
     other = [dataclasses.replace(layers[0], heads=tap)]
@@ -353,7 +353,7 @@ def test_parts_of_gated_attention():
 def test_vector_attention_gets_footprints():
     torch.manual_seed(0)
     net = timm.create_model('san_patchwise_hier_cifar', channels=(32, 32), depths=(1, 1)).eval()
-    with pytest.raises(ValueError, match='images: this net looks at content'):
+    with pytest.raises(ValueError, match='images: needs at least one picture'):
         figures.draw_figures(net)
     images = torch.randn(9, 3, 8, 8)
     figure, = figures.draw_figures(net, images).values()
@@ -361,9 +361,9 @@ def test_vector_attention_gets_footprints():
     assert_drawn(panels(figure), torch.cat(expected), atol=1e-6)
 
 
-def test_images_need_names_of_their_own():
+def test_images_need_different_names():
     for names in ['cat', 'cat'], ['7x7']:
-        with pytest.raises(ValueError, match='needs a name of its own for each image, none of them 7x7'):
+        with pytest.raises(ValueError, match='needs a different name for each image, and not 7x7'):
             figures.draw_figures(quadratic_net(), torch.zeros(2, 3, 32, 32), names)
 
 

@@ -14,7 +14,7 @@ IMAGES = [Image.new('RGB', (32, 32), 'white'), Image.linear_gradient('L').resize
 
 
 def convolutional_net(num_heads=9, **kwargs):
-    """Its first layer is sharp and on the taps of a 3 x 3 kernel, its second looks everywhere."""
+    """Make a net with two layers: sharp heads at the taps of a 3 x 3 kernel, then flat heads."""
     torch.manual_seed(0)
     net = timm.create_model('sa_quadratic_cifar', num_heads=num_heads, **dict(SMALL, **kwargs))
     with torch.no_grad():
@@ -71,9 +71,9 @@ def test_any_image_size_and_number_of_channels():
 @pytest.mark.parametrize('kwargs', [
     dict(encoding='learned', terms=('content_position',)),
     dict(terms=('key_bias', 'position'))])
-def test_what_looks_at_content_needs_pictures(kwargs):
+def test_nets_with_content_need_pictures(kwargs):
     net = timm.create_model('sa_quadratic_cifar', num_heads=2, **SMALL, **kwargs)
-    with pytest.raises(ValueError, match='images: this net looks at content'):
+    with pytest.raises(ValueError, match='images: needs at least one picture'):
         report_heads(net)
     assert len(report_heads(net, IMAGES)) == 2
 

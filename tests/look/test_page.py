@@ -75,7 +75,7 @@ COLOURS = """() => { const { image, width, height } = panels[0].atlases[0];
 
 
 def sharp_and_flat():
-    """A net of two heads: one looks at the pixel below the query, the other everywhere alike."""
+    """Make a net with two heads: one attends to the pixel below the query, the other to all pixels equally."""
     model = create('sa_quadratic_cifar', depth=1, num_heads=2)
     with torch.no_grad():
         model.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., 0.], [0., 0.]]))
@@ -84,7 +84,7 @@ def sharp_and_flat():
 
 
 def test_one_scale_for_all_tiles_or_one_for_each(open_page):
-    """A head that looks everywhere alike is dark beside a sharp one, and as bright as it gets by itself."""
+    """On the shared scale a flat head is dark next to a sharp one; on its own scale it is bright."""
     page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='at=0,0&scale=all')
     yellow = [0xfd, 0xe7, 0x25, 255]
     sharp, flat = page.evaluate(COLOURS)
@@ -119,7 +119,7 @@ def test_the_most_probable_classes_and_the_true_one(open_page):
 
 
 def test_a_picture_shows_what_no_frame_has_drawn_yet(open_page):
-    """A layout that moved clears the canvases until the next frame."""
+    """A change of layout clears the canvases until the next frame."""
     page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES))
     drawn, cleared = page.evaluate('[paint().toDataURL(), (panels[0].fit(), paint().toDataURL())]')
     assert cleared == drawn
@@ -180,7 +180,7 @@ def test_averages_show_no_single_pictures_classes(open_page):
 
 
 def test_wide_heads_show_over_the_picture(open_page):
-    """A head that looks everywhere alike, dark in its tile beside a sharp one, takes its own scale over the picture."""
+    """A flat head is dark in its tile next to a sharp one, but has its own scale over the picture."""
     page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='heads=0.2')
     page.get_by_text('scaled to its own largest value').wait_for()
     pixels = page.evaluate('Array.from(panels[0].covers[0].image.data)')
@@ -188,7 +188,7 @@ def test_wide_heads_show_over_the_picture(open_page):
 
 
 def write_run(folder, model, grid, epochs):
-    """A run in which a net's centres go one pixel down and its spreads shrink with each epoch."""
+    """Write a run in which centres move down by one pixel and spreads shrink in each epoch."""
     rows = []
     for epoch in range(epochs + 1):
         rows.append(dict(epochs=epoch, heads=heads_of(model, grid), eval_top1=90. if epoch == epochs else None))
@@ -257,14 +257,14 @@ def test_the_film_plays_in_the_maps_and_counts_sharp_heads(open_page, tmp_path):
 
 def test_the_film_of_another_net_is_refused(tmp_path):
     write_run(tmp_path, create('sa_quadratic_cifar', num_heads=2), (8, 12), 1)
-    with pytest.raises(ValueError, match='is of a net with other heads or another grid'):
+    with pytest.raises(ValueError, match='needs the history of a net with'):
         explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES, runs=[tmp_path])
     page = explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES, runs=['resnet_tiny_cifar'])
     assert '"film": null' in page  # none ships
 
 
 def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
-    """390 pixels wide: maps above the fold, the picture sticks small at the top, a finger on the maps scrolls."""
+    """At 390 pixels, maps are above the fold, the picture stays at the top, and a finger scrolls the maps."""
     pictures = {f'picture {i}': picture(i) for i in range(10)}
     page = open_page(explorer_page({'net': create('sa_quadratic_cifar', depth=6, num_heads=9)}, pictures),
                      viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
@@ -353,7 +353,7 @@ def test_names_of_imagenet_and_numbers_that_are_none(open_page):
         explorer_page({'vit': vit}, PICTURES)
 
 
-def test_what_the_user_names_is_text(open_page):
+def test_names_from_the_user_are_escaped(open_page):
     evil = '\udcff</script><script>document.title = "caught"</script><img src=x onerror=alert(1)>{{data}}&amp;\u2028'
     page = open_page(explorer_page({evil: create('sa_learned_cifar')}, {evil: picture(0)}))
     shown = evil.replace('\udcff', '?')

@@ -1,4 +1,4 @@
-"""The theorem's page: what it shows is what conv_to_attention computes, in float64, and how it behaves."""
+"""The page about the theorem: its numbers equal conv_to_attention in float64; its controls."""
 import base64
 import io
 import json
@@ -43,12 +43,12 @@ def photo_of(page):
 
 
 def evaluate(page, expression):
-    """Its value by way of JSON: of long arrays playwright makes an object per number."""
+    """Return a value of the page as JSON, because playwright makes an object for each number of a long array."""
     return json.loads(page.evaluate(f'JSON.stringify({expression})'))
 
 
 def layers_of(kernel, alpha, dilation, moved):
-    """The convolution of each colour, and the attention that it is."""
+    """Return the convolution of each colour, and its conversion to attention."""
     size = len(kernel)
     conv = nn.Conv2d(
         3, 3, size, padding=dilation * (size - 1) // 2, dilation=dilation, groups=3, bias=False).double()
@@ -61,7 +61,7 @@ def layers_of(kernel, alpha, dilation, moved):
 
 
 @torch.no_grad()
-def test_pictures_bounds_maps_copies_and_digits_are_those_of_conv_to_attention(open_page):
+def test_the_page_equals_conv_to_attention(open_page):
     text = theorem_page()
     page, photo = open_page(text), photo_of(text)
     assert len(text.encode()) < 150_000
@@ -229,7 +229,7 @@ def test_heads_are_added_one_by_one_and_light_up_with_their_tap(open_page):
         assert page.locator('#verdict').text_content().startswith(verdict)
 
 
-def test_a_picture_of_ones_own(open_page, tmp_path):
+def test_your_own_picture(open_page, tmp_path):
     page = open_page(theorem_page(), reduced_motion='reduce')
     Image.new('RGB', (60, 40), (255, 0, 51)).save(tmp_path / 'red.png')
     (tmp_path / 'broken.png').write_bytes(b'no picture')

@@ -64,7 +64,7 @@ MORE = {
 
 
 class Softmaxes(TorchFunctionMode):
-    """Keeps all that softmax returns, and what the fused kernel computes from queries and keys, in float64."""
+    """Records all outputs of softmax, and the softmax of the fused kernel from queries and keys, in float64."""
     def __init__(self):
         super().__init__()
         self.seen = []
@@ -83,7 +83,7 @@ class Softmaxes(TorchFunctionMode):
 
 
 def tiny(name):
-    """A net whose maps are nowhere flat, and two images."""
+    """Make a net without flat maps, and two images."""
     torch.manual_seed(0)
     sizes = {**READ, **MORE}[name]
     model = timm.create_model(name, **sizes).eval()
@@ -94,8 +94,8 @@ def tiny(name):
 
 
 @pytest.mark.parametrize('name', [name for name in (*READ, *MORE) if name != 'convit_tiny'])  # its two are added up
-def test_what_is_read_is_what_softmax_gave(name):
-    """With the fused kernel on, where there is one."""
+def test_maps_equal_the_output_of_softmax(name):
+    """With the fused kernel enabled, if the net has one."""
     model, images = tiny(name)
     with Softmaxes() as softmaxes, torch.no_grad():
         model(images)
@@ -113,7 +113,7 @@ def test_what_is_read_is_what_softmax_gave(name):
 
 @pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'eva02_tiny_patch14_224', 'naflexvit_base_patch16_gap'])
 def test_tokens_lie_row_by_row(name):
-    """Of an image with one patch changed that patch's token has changed."""
+    """A change in one patch of the image changes the token of this patch."""
     model, images = tiny(name)
     rows, cols = attention_maps(model, images)[0].shape[-2:]
     seen, layer = [], attention_layers(model)[0]
@@ -131,7 +131,7 @@ def test_tokens_lie_row_by_row(name):
     'swin_tiny_patch4_window7_224', 'swinv2_cr_tiny_224', 'samvit_base_patch16_224',
     'gcvit_xxtiny', 'test_maxvit'])
 def test_windows_lie_where_their_pixels_meet(name):
-    """A pixel that changes at a block's input changes those of its output whose maps it is in."""
+    """A change of one input pixel of a block changes the output pixels that attend to it."""
     model, images = (given.double() for given in tiny(name))
     blocks, inputs = [m for m in model.modules() if isinstance(m, WINDOW_BLOCKS)], []
     hooks = [block.register_forward_pre_hook(lambda _, args: inputs.append(args)) for block in blocks]
@@ -149,7 +149,7 @@ def test_windows_lie_where_their_pixels_meet(name):
 
 
 def test_shifted_windows_look_where_their_biases_say():
-    """Heads that a table of biases sends one row down and two columns left look there, if it is in the window."""
+    """A table of biases moves heads one row down and two columns left, if that pixel is in the window."""
     model, images = tiny('swin_tiny_patch4_window7_224')
     for layer in attention_layers(model):
         torch.nn.init.zeros_(layer.qkv.weight)
@@ -168,7 +168,7 @@ def test_shifted_windows_look_where_their_biases_say():
 
 
 def test_padding_is_left_out_and_what_is_left_sums_to_1():
-    """5 x 5 patches in windows of 3 x 3: only the first of four is whole."""
+    """With 5 x 5 patches in windows of 3 x 3, only the first of four windows is complete."""
     model, images = tiny('samvit_base_patch16_224')
     whole, parts = attention_maps(model, images)[0], look_at_windows(model, images, lambda maps: maps)[0]
     assert whole.shape == (2, 3, 5, 5, 5, 5) and parts.shape == (2, 1, 3, 3, 3, 3, 3)
@@ -177,7 +177,7 @@ def test_padding_is_left_out_and_what_is_left_sums_to_1():
 
 
 @pytest.mark.parametrize('name,layers', [('vit_tiny_patch16_224', 1), ('cait_xxs24_224', 2), ('convit_tiny', 1)])
-def test_where_the_class_token_looks(name, layers):
+def test_attention_of_the_class_token(name, layers):
     model, images = tiny(name)
     maps = class_attention(model, images)
     assert len(maps) == layers
@@ -198,7 +198,7 @@ def test_nets_without_a_class_token_say_so():
 def test_other_numbers_of_tokens_are_refused():
     model, images = tiny('vit_tiny_patch16_224')
     model.num_prefix_tokens = 2
-    with pytest.raises(ValueError, match='needs one of all tokens for each, and of 3 x 4 patches last'):
+    with pytest.raises(ValueError, match='and 3 x 4 patches as the last tokens'):
         attention_maps(model, images)
 
 
@@ -215,7 +215,7 @@ def module(name):
 
 
 def supported():
-    """Lists of the chapter: modules of timm by how their attention is read."""
+    """Return the lists of the chapter: timm's modules by kind of attention."""
     lists = {'Patches and class token': [], 'Patches': [], 'Windows': [], 'Not supported': list(REFUSED)}
     for name in READ:
         model, images = tiny(name)
@@ -239,7 +239,7 @@ def test_the_chapter_lists_the_transformers_that_can_be_read():
 
 @pytest.mark.slow
 def test_the_table_has_all_modules_with_attention():
-    """Of timm's others the first net has none."""
+    """For each of timm's other modules, the first net has no attention."""
     known = {module(name) for name in (*READ, *REFUSED, *zoo_names())}
     for where in sorted(set(timm.list_modules()) - known):
         with torch.device('meta'):

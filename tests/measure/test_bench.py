@@ -1,4 +1,4 @@
-"""The released algorithm gives the same numbers; times are measured in turn."""
+"""The released algorithm gives the same outputs; times are measured in turn."""
 import copy
 import time
 

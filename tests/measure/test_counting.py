@@ -1,4 +1,4 @@
-"""Counts equal sums by hand and the products that torch dispatches."""
+"""Counts equal sums by hand and the matrix products that torch dispatches."""
 import pytest
 import timm
 import torch
@@ -13,12 +13,12 @@ N, D, M, HW, POS = 256, 400, 512, 32, 200  # positions, channels, MLP channels, 
 
 
 def layer(heads):
-    """Multiply-adds of value, projection and MLP of one layer."""
+    """Return the multiply-adds of value, projection and MLP of one layer."""
     return N * (heads * D * D + D * D + 2 * D * M)
 
 
 def net(layers):
-    """2 x multiply-adds of stem (12 -> D), layers and head."""
+    """Return 2 x multiply-adds of stem (12 -> D), layers and head."""
     return 2 * (N * 12 * D + sum(layers) + D * 10)
 
 
@@ -72,7 +72,7 @@ def test_resnet_by_hand():
 
 
 def dispatched(model, input_size=(3, 32, 32)):
-    """FLOPs of the products that torch dispatches on a CPU, without a trace or a handle.
+    """Return FLOPs of the matrix products that torch dispatches on a CPU.
 
     SDPBackend.MATH splits fused attention into products. Hooks make the layer compute its keys.
     """

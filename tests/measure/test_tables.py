@@ -11,7 +11,7 @@ from timm_selfconv.models import zoo_names
 
 
 def digits(n, published):
-    """A count in the unit and with the digits of a published one."""
+    """Format a count with the unit and the digits of a published one."""
     unit = {'M': 1e6, 'B': 1e9}[published[-1]]
     decimals = len(published[:-1].partition('.')[2])
     return f'{n / unit:.{decimals}f}{published[-1]}'
@@ -52,7 +52,7 @@ def test_the_zoo_is_listed_with_both_papers_accuracies():
 
 
 def test_stored_counts_are_live_ones(tmp_path, monkeypatch):
-    """Nets without stored counts get live ones; python -m timm_selfconv.measure.tables updates them."""
+    """Nets without stored counts are counted now. python -m timm_selfconv.measure.tables updates the file."""
     stored = tables.zoo_counts()['resnet_tiny_cifar']
     (tmp_path / 'counts.json').write_text('{}')
     monkeypatch.setattr(tables, 'COUNTS', tmp_path / 'counts.json')

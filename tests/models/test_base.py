@@ -1,4 +1,4 @@
-"""What the nets of one skeleton answer alike."""
+"""The shared interface of all families."""
 import re
 import sys
 
@@ -53,12 +53,12 @@ def test_images_that_do_not_fit_are_named(name, shape, match, small_net):
     ('sa_quadratic_cifar', dict(num_heads=(9, 9, 0)), 'num_heads=0'),
     ('san_pairwise_cifar', dict(channels=(64, 96, 256)), r'channels=\(64, 96, 256\) and depths=\(2, 1, 2, 4\)'),
     ('san_pairwise_cifar', dict(depths=(1, 0, 1, 1)), r'depths=\(1, 0, 1, 1\)'),
-    ('san_pairwise_cifar', dict(hierarchical=True), 'share bottlenecks need equal ones'),
+    ('san_pairwise_cifar', dict(hierarchical=True), 'need equal numbers if stages share'),
     ('san_pairwise_cifar', dict(in_chans=0), 'in_chans=0'),
     ('san_pairwise_cifar', dict(img_size=24), 'img_size=24: needs a height and width of at least 32'),
     ('resnet_tiny_cifar', dict(attention_stages=['layer5']), r"=\['layer5'\]: needs some of 'layer1' to 'layer4'"),
 ])
-def test_arguments_that_make_no_sense_are_named(name, kwargs, match, small_net):
+def test_bad_arguments_are_named(name, kwargs, match, small_net):
     with pytest.raises(ValueError, match=match):
         small_net(name, **kwargs)
 
@@ -78,8 +78,8 @@ def test_nets_without_learned_positions_take_other_sizes_as_they_are(name, size,
 
 
 @pytest.mark.parametrize('name', ['resvit_cifar', 'sa_learned_cifar'])
-def test_timm_makes_nets_with_learned_positions_for_the_size_asked_for(name, small_net, images, tmp_path):
-    """As its scripts do by `--img-size`; and images are resized to it for a net that was saved."""
+def test_timm_makes_nets_with_learned_positions_for_a_given_size(name, small_net, images, tmp_path):
+    """As timm's scripts do with `--img-size`. A saved net keeps this size for its images."""
     args = resolve_model_input_args(name, {'img_size': 64})
     assert small_net(args.pop('model_name'), **args)(images(1, 3, 64, 64)).shape == (1, 10)
     save_for_hf(small_net(name, img_size=64), tmp_path / 'net', safe_serialization=True)
@@ -105,7 +105,7 @@ def test_intermediates(name, fmt, shape, small_net, images):
 
 @pytest.mark.parametrize('name', NETS)
 def test_nets_for_features_hold_only_what_their_maps_need(name, small_net, images):
-    """As DistributedDataParallel asks: every parameter that is left gets a gradient."""
+    """Every remaining parameter gets a gradient, as DistributedDataParallel requires."""
     model, x = small_net(name, features_only=True, out_indices=(0, 1)), images(2, 3, 32, 32)
     maps = model(x)
     sum(m.square().sum() for m in maps).backward()
@@ -125,7 +125,7 @@ def test_checkpointing_changes_no_gradient(name, small_net, images):
 
 @pytest.mark.parametrize('name,kwargs,keys', HIERARCHICAL)
 def test_a_hierarchical_net_is_a_deep_one_with_shared_weights_and_keys(name, kwargs, keys, small_net, images):
-    """The report's definition, on a net of separate layers: every layer the same weights and the first one's keys."""
+    """The report's definition: all layers have the same weights and use the keys of the first layer."""
     model = small_net(name, hierarchical=True, **kwargs).double().eval()
     deep = small_net(name, **kwargs).double().eval()
     state = model.state_dict()
@@ -171,7 +171,7 @@ def test_weights_can_be_made_after_the_meta_device(name, small_net, images):
 
 
 @pytest.mark.parametrize('name', BLOCK_NETS)
-def test_drop_path_and_dropout_act_in_training_alone(name, small_net, images):
+def test_drop_path_and_dropout_act_only_in_training(name, small_net, images):
     model = small_net(name, drop_path_rate=0.5, drop_rate=0.3, attn_drop_rate=0.3)
     x = images(4, 3, 32, 32)
     assert not torch.allclose(model.train()(x), model(x))
@@ -195,7 +195,7 @@ def test_another_image_size_resamples_what_is_learned(name, small_net, images):
 
 @pytest.mark.parametrize('name', TINY)
 def test_attention_extract_sees_the_maps(name, small_net, images, explicit_maps):
-    """Of shared attention hooks keep the last pass, and fx names the first."""
+    """For shared attention, hooks keep the last pass and fx names the first."""
     model, x = small_net(name).eval(), images(2, 3, 32, 32)
     with explicit_maps():
         explicit = small_net(name).eval()
@@ -215,7 +215,7 @@ def test_attention_extract_sees_the_maps(name, small_net, images, explicit_maps)
 
 @pytest.mark.parametrize('name', NETS)
 def test_layer_groups(name, small_net):
-    """From the stem up, as layer-wise learning rates need them."""
+    """Groups start at the stem, as layer-wise learning rate decay requires."""
     model = small_net(name)
     groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
     assert set(groups) == {n for n, _ in model.named_parameters()}
@@ -230,7 +230,7 @@ def test_layer_groups(name, small_net):
 
 @pytest.mark.parametrize('name', FAMILIES)
 def test_chunks_of_images_change_nothing(name, images):
-    """And a module with a hook runs once."""
+    """A module with a hook runs once."""
     model, x, seen = timm.create_model(name, **SHALLOW[name]).double().eval(), images(3, 3, 32, 32).double(), []
     with torch.no_grad():
         expected = model.forward_intermediates(x, indices=[0])

@@ -1,4 +1,4 @@
-"""Nets on a fake GPU, on a real one if there is one, and compiled."""
+"""Nets on a fake GPU, on a real GPU if available, and compiled."""
 import copy
 
 import pytest
@@ -14,7 +14,7 @@ from tiny_nets import FAMILIES, ONE_LAYER, SHALLOW
 @pytest.mark.parametrize('training,dtype', [(False, torch.float16), (True, None), (True, torch.bfloat16)])
 @pytest.mark.parametrize('name', FAMILIES)
 def test_on_a_fake_gpu(name, training, dtype):
-    """All tensors are on one device, nothing asks for a value; gradients too, where torch's build can fake them."""
+    """All tensors are on one device and no value is read. Gradients too, if this build of torch can fake them."""
     layout = torch.contiguous_format if dtype else torch.channels_last
     with fake_net(name, **SHALLOW[name], img_size=32) as model, torch.set_grad_enabled(training):
         model.train(training).set_grad_checkpointing(dtype is None)
@@ -31,7 +31,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GP
 
 
 def gpu_error(name, size, kwargs, backend=None):
-    """Relative errors of logits and gradients on a GPU, compiled or not, against float64 on the CPU."""
+    """Return relative errors of logits and gradients on a GPU, compiled or not, against float64 on the CPU."""
     torch.manual_seed(0)
     model = timm.create_model(name, **kwargs, img_size=size)
     images = torch.randn(16, 3, size, size)
@@ -62,7 +62,7 @@ COMPILED = {
 @pytest.mark.slow
 @pytest.mark.parametrize('name', COMPILED)
 def test_compiled_as_one_graph_for_any_batch(name):
-    """Forward and backward; the second batch size may compile again, for all that follow."""
+    """Forward and backward. Only the second batch size may compile again."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)

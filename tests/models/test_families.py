@@ -1,4 +1,4 @@
-"""What every family does alike."""
+"""Tests of every family."""
 import warnings
 
 import pytest
@@ -50,7 +50,7 @@ def test_no_images_give_no_logits(name):
 @pytest.mark.parametrize('name', [
     'sa_learned_content_hier_cifar', 'resvit_hier_cifar', pytest.param('san_patchwise_cifar', marks=pytest.mark.slow)])
 def test_plain_symbolic_trace_and_quantization_by_fx(name):
-    """Integers of 8 bits change the logits by a share of their norm, and where they saturate by most of it."""
+    """Integers of 8 bits change the logits by a fraction of their norm, and by most of it if they saturate."""
     torch.manual_seed(0)
     model, x = timm.create_model(name, **SHALLOW[name]).eval(), torch.randn(4, 3, 32, 32)
     with torch.no_grad():
@@ -104,6 +104,6 @@ def test_flops_do_not_depend_on_gradients(name):
 @pytest.mark.parametrize('name,feature_cls', [
     ('sa_learned_content_hier_cifar', 'hook'), ('resvit_cifar', 'fx'), ('san_pairwise_hier_cifar', 'list')])
 def test_other_ways_to_take_features_are_refused(name, feature_cls):
-    """Hooks see a shared module once, and never a stage that is not called as a whole."""
+    """Hooks run once for a shared module, and never for a stage that is not called as one module."""
     with pytest.raises(ValueError, match=f"feature_cls='{feature_cls}': {name} needs 'getter'"):
         timm.create_model(name, features_only=True, feature_cls=feature_cls, **SHALLOW[name])

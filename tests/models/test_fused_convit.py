@@ -16,7 +16,7 @@ SMALL = dict(img_size=64, embed_dim=8, depth=3, local_up_to_layer=2, num_classes
 
 
 def convit(name='convit_tiny', **kwargs):
-    """A small one whose heads look elsewhere, each with a gate of its own, from shut to open."""
+    """Make a small ConViT with different heads and gates, from closed to open."""
     torch.manual_seed(0)
     model = timm.create_model(name, **{**SMALL, **kwargs}).double().eval()
     for module in model.modules():
@@ -67,7 +67,7 @@ def test_another_square_is_timms_net_of_that_size(size):
 
 
 def test_pictures_need_not_be_square():
-    """Heads keep their offsets in patches: a wide picture's left part is a narrow one, to heads that look near."""
+    """Heads keep their offsets in patches, so near heads see the left part of a wide picture like a narrow picture."""
     model = convit(local_up_to_layer=3, global_pool='avg', use_pos_embed=False)
     for block in model.blocks:
         block.attn.gating_param.data.fill_(1e4)  # position only
@@ -105,7 +105,7 @@ def test_the_net_is_left_alone_and_the_copy_is_one():
     torch.testing.assert_close(again(x), model(x))
 
 
-def test_what_cannot_be_fused_is_refused():
+def test_nets_that_cannot_be_fused_are_refused():
     model = convit()
     handle = model.blocks[1].attn.register_forward_hook(print)
     with pytest.raises(ValueError, match=r'blocks\.1\.attn is a GPSA with hooks'):

@@ -1,4 +1,4 @@
-"""The released code's checkpoints, against a plain model of that code with its names and its habits."""
+"""Checkpoints of the released code, against a plain model with its names and conventions."""
 import math
 
 import pytest
@@ -33,7 +33,7 @@ class ReleasedAttention(nn.Module):
         self.value = nn.Linear(heads * D, D)
 
     def scores(self, x):
-        """Shape (B or 1, i, j, heads, k, l): first spatial axis i, k; second j, l."""
+        """Return scores, shape (B or 1, i, j, heads, k, l): first spatial axis i and k, second j and l."""
         n = torch.arange(SIZE)
         offset = n[None, :] - n[:, None]  # key - query
         if self.kind.startswith('quadratic'):
@@ -107,7 +107,7 @@ SMALL = dict(embed_dim=D, mlp_dim=20, depth=2, num_heads=HEADS)
 
 @pytest.fixture(params=KINDS)
 def released(request, tmp_path):
-    """A net's name and sizes, images and the released code's logits of them, and how its checkpoint is loaded."""
+    """Name and sizes of a net, images, logits of the released code, and the way to load its checkpoint."""
     torch.manual_seed(0)
     name, kwargs = KINDS[request.param]
     net, x = ReleasedNet(request.param).eval(), torch.randn(3, 3, 16, 16)
@@ -123,7 +123,7 @@ def released(request, tmp_path):
 
 
 def test_released_checkpoints_give_their_logits_and_adapt(released):
-    """Flat or under a key; and other classes, channels and sizes load."""
+    """Flat or under a key, and with other classes, channels and sizes."""
     load, state_dict, x, logits = released
     with torch.no_grad():
         for checkpoint in (state_dict, dict(model_state_dict=state_dict, epoch=300)):

@@ -35,6 +35,6 @@ def test_stages_of_attention_begin_in_the_convolutions_weights(content, tmp_path
 
 
 @pytest.mark.parametrize('output_stride', [8, 16, 32])
-def test_reductions_are_those_of_the_maps(output_stride, small_net, images):
+def test_reductions_equal_the_sizes_of_the_maps(output_stride, small_net, images):
     net = small_net('resnet_tiny_cifar', features_only=True, output_stride=output_stride)
     assert net.feature_info.reduction() == [32 // m.shape[-1] for m in net(images(1, 3, 32, 32))]

@@ -8,7 +8,7 @@ NAMES = ['resvit_cifar', 'resvit_hier_cifar']
 
 @pytest.mark.parametrize('name', NAMES)
 def test_the_net_by_hand(name, small_net, images):
-    """The definition from its weights, head by head."""
+    """Compute the definition from the weights, head by head."""
     model = small_net(name, img_size=(8, 12)).double().eval()
     with torch.no_grad():
         model.patch_embed.bias.normal_()
@@ -38,7 +38,7 @@ def test_the_net_by_hand(name, small_net, images):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_features_carry_the_class_token(name, small_net, images):
-    """Their mean is that of all tokens, intermediates are the patches' alone."""
+    """The mean of the features is the mean of all tokens; intermediate maps contain only patches."""
     model = small_net(name).eval()
     tokens = []
     model.blocks[-1].register_forward_hook(lambda block, args, x: tokens.append(x))
@@ -50,7 +50,7 @@ def test_features_carry_the_class_token(name, small_net, images):
 
 
 def test_resampled_positions_carry_their_place(small_net):
-    """Positions that grow linearly down the rows still do, the class token's stays."""
+    """Positions that grow linearly with the row still do, and the class token keeps its position."""
     model = small_net('resvit_cifar')
     with torch.no_grad():
         model.pos_embed[:, 0] = 7.
@@ -63,7 +63,7 @@ def test_resampled_positions_carry_their_place(small_net):
 
 @pytest.mark.parametrize('saved,loaded', [(64, (32, 128)), ((32, 64), 64), ((16, 64), (32, 64)), ((32, 64),) * 2])
 def test_positions_load_into_another_size_as_they_are_resampled(saved, loaded, small_net, tmp_path):
-    """Grids of as many patches too, whose positions are others."""
+    """Also into grids with as many patches but another shape."""
     net = small_net('resvit_cifar', img_size=saved)
     save_for_hf(net, tmp_path / 'net', safe_serialization=True)
     found = timm.create_model(f"local-dir:{tmp_path / 'net'}", pretrained=True, img_size=loaded)

@@ -14,7 +14,7 @@ SMALL = dict(channels=(32,) * 4)
 
 
 def small(name, **kwargs):
-    """A narrow net, whose norms scale and shift unevenly."""
+    """Make a narrow net with uneven scales and shifts in its norms."""
     torch.manual_seed(0)
     model = timm.create_model(name, **dict(SMALL, **kwargs))
     for norm in model.modules():
@@ -37,7 +37,7 @@ def test_training_statistics_in_a_net_in_eval_mode_see_the_whole_batch(images):
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
 def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
-    """The definition, with torch's own modules and the keys of the first attention handed on by hand."""
+    """Compare with torch's own modules and explicit use of the first keys."""
     model = small(name).double().eval()
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
@@ -67,7 +67,7 @@ def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
 def test_all_parameters_have_gradients_and_unused_keys_zero(name, images):
-    """What DistributedDataParallel asks for."""
+    """As DistributedDataParallel requires."""
     model = small(name)
     model(images(2, 3, 8, 8)).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
@@ -77,7 +77,7 @@ def test_all_parameters_have_gradients_and_unused_keys_zero(name, images):
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
 def test_statistics_fit_the_passes_they_were_taken_in(name, images):
-    """Eval gives what training gave, up to the bias of the variance, once the statistics have settled."""
+    """Once statistics have settled, eval equals training up to the bias of the variance."""
     model = small(name).train()
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
@@ -106,7 +106,7 @@ def test_recomputing_changes_neither_gradients_nor_statistics(name, momentum, im
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
 def test_training_on_128_images_stays_under_2_gib(name):
-    """As the recipes train, in bfloat16, hierarchical stages recomputed; of tensors that hold nothing."""
+    """In bfloat16 and with recomputed hierarchical stages, as in the recipes; with fake tensors."""
     with FakeTensorMode(), PeakBytes() as memory:
         model = timm.create_model(name)
         model.set_grad_checkpointing('hier' in name)
@@ -118,7 +118,7 @@ def test_training_on_128_images_stays_under_2_gib(name):
 
 @pytest.mark.parametrize('name', ['san_patchwise_cifar', 'san_pairwise_hier_cifar'])
 def test_all_norms_become_synchronised_ones(name, images):
-    """On one process they compute the same, in training too."""
+    """On one process they compute the same, also in training."""
     plain, x = small(name).double().train(), images(4, 3, 32, 32).double()
     converted = timm.layers.convert_sync_batchnorm(small(name).double()).train()
     norms = [m for m in converted.modules() if isinstance(m, SyncBatchNorm)]
@@ -151,7 +151,7 @@ def test_frozen_norms_keep_their_statistics(name, images):
 
 
 def test_update_bn_computes_the_statistics_of_every_pass(images):
-    """torch.optim.swa_utils.update_bn gives the mean of the statistics of single batches."""
+    """torch.optim.swa_utils.update_bn gives the mean of the statistics of all batches."""
     model, batches, one_by_one = small('san_pairwise_hier_cifar'), images(3, 2, 3, 32, 32), []
     model(batches[0])
     update_bn(batches, model)

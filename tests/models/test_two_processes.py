@@ -1,4 +1,4 @@
-"""Nets on two processes that talk by gloo, on a CPU."""
+"""Nets on two CPU processes that communicate by gloo."""
 import pytest
 import torch.multiprocessing as mp
 
@@ -7,5 +7,5 @@ from two_processes import work  # a module that the processes can import, too
 
 @pytest.mark.slow
 def test_on_two_processes(tmp_path):
-    """All that is checked of all nets: it takes longer to start the processes than to check one."""
+    """One test runs all checks, because starting the processes takes most of the time."""
     mp.spawn(work, (tmp_path / 'store',), nprocs=2)

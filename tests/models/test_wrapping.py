@@ -1,4 +1,4 @@
-"""Modules and parameters that others put in the place of a net's own: adapters, averages, tensors for one call."""
+"""Modules and parameters that replace a net's own: adapters, averages, tensors for one call."""
 import pytest
 import timm
 import torch
@@ -26,7 +26,7 @@ def adaptable(module):
 
 @pytest.mark.parametrize('name', FAMILIES)
 def test_adapters_on_every_linear_map(name):
-    """Logits and gradients are those of the net whose weights hold what the adapters add."""
+    """Logits and gradients equal a net with the adapters merged into its weights."""
     plain, model, x = net(name), net(name), noise(2, 3, 16, 16)
     adapters = {n: Lora(module) for n, module in model.named_modules() if adaptable(module)}
     for n, adapter in adapters.items():
@@ -49,7 +49,7 @@ def test_adapters_on_every_linear_map(name):
 @pytest.mark.parametrize('name', [
     'sa_quadratic_cifar', 'sa_learned_content_hier_cifar', 'resvit_cifar', 'san_patchwise_hier_cifar'])
 def test_logits_follow_parameters(name):
-    """Parameters of one call, and of an average: no layer caches them."""
+    """Parameters for one call, or from an average: no layer caches its parameters."""
     model, other, x = net(name), net(name), noise(2, 3, 16, 16)
     with torch.no_grad():
         for p in other.parameters():

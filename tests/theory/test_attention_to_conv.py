@@ -16,7 +16,7 @@ ENCODINGS = ['quadratic', 'quadratic_gen', 'learned']
 
 
 def make_layer(encoding='quadratic', dim=4, num_heads=3, grid_size=(9, 9), dtype=torch.float64, seed=0, **kwargs):
-    """A layer with random parameters, far from zero and from symmetry."""
+    """Make a layer with random parameters that are neither near zero nor symmetric."""
     torch.manual_seed(seed)
     attn = SelfAttention2d(dim, num_heads, encoding=encoding, grid_size=grid_size, dtype=dtype, **kwargs)
     for parameter in attn.parameters():
@@ -36,7 +36,7 @@ def channels_last(conv, x):
 
 
 def score(attn, head, d1, d2):
-    """v_h r_delta of equation (8)."""
+    """Return v_h r_delta of equation (8)."""
     e = attn.encoding
     if hasattr(e, 'row_table'):
         zero = len(e.row_table) // 2, len(e.col_table) // 2
@@ -47,7 +47,7 @@ def score(attn, head, d1, d2):
 
 
 def softmax_over(attn, head, height, width):
-    """Attention of a query over the offsets of a centred window, one offset at a time."""
+    """Return the attention of a query to a centred window, one offset at a time."""
     offsets = list(itertools.product(range(-(height // 2), height // 2 + 1), range(-(width // 2), width // 2 + 1)))
     weights = [math.exp(score(attn, head, *delta).item()) for delta in offsets]
     return {delta: w / sum(weights) for delta, w in zip(offsets, weights)}
@@ -69,7 +69,7 @@ def test_a_head_s_kernel_is_its_softmax_over_the_kernel_s_offsets(encoding, heig
     st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2)), min_size=3, max_size=3),
     st.integers(5, 9), st.integers(5, 9), st.integers(0, 2 ** 16))
 def test_sharp_heads_are_a_convolution_at_the_border_too(centers, height, width, seed):
-    """A sharp head picks one pixel (Lemma 2), and beyond the border the nearest one, as padding 'replicate' does."""
+    """A sharp head selects one pixel (Lemma 2), or the nearest one beyond the border, as padding 'replicate' does."""
     attn = place_heads(make_layer(seed=seed), centers, [30.] * 3)
     conv, report = attention_to_conv(attn, grid_size=(height, width))
     x = noise(2, height, width, 4)
@@ -138,10 +138,10 @@ def test_a_convolution_is_computed_in_float64_and_has_the_layer_s_dtype():
      r'inputs of shape \[2, 4, 9, 9\].*\(batch, height, width, 4\)'),
     (make_layer('learned', grid_size=(8, 8)), dict(kernel_size=9, grid_size=(8, 8)),
      r'kernel_size=9: needs odd numbers up to \(7, 7\) on a grid of \(8, 8\)'),
-    (make_layer('sinusoid', terms=('content',)), {}, 'looks at content'),
+    (make_layer('sinusoid', terms=('content',)), {}, 'depends on content'),
     (torch.nn.Linear(4, 4), {}, 'attn=Linear: needs a SelfAttention2d'),
     (conv_to_attention(torch.nn.Conv2d(2, 2, 3)), dict(kernel_size=3, grid_size=None),
-     r'kernel_size=3, grid_size=None.*: a ConvAttention has its own'),
+     r'kernel_size=3, grid_size=None.*: leave them out, a ConvAttention has its own'),
 ], ids=lambda v: v if isinstance(v, str) else None)
 def test_other_layers_and_arguments_are_refused(attn, kwargs, match):
     with pytest.raises(ValueError, match=match):
@@ -221,7 +221,7 @@ def test_the_grid_follows_the_image_size():
 
 
 def test_nets_without_position_only_layers_are_refused():
-    with pytest.raises(ValueError, match='model: all layers look at content'):
+    with pytest.raises(ValueError, match='model: attention depends on content in all layers'):
         reparameterizable(random_net('learned', ('content', 'position')))
     with pytest.raises(ValueError, match='model=ResNetCifar: needs a SelfAttentionNet'):
         reparameterizable(timm.create_model('resnet18_cifar', device='meta'))

@@ -25,7 +25,7 @@ def make_conv(dims=2, in_channels=3, out_channels=4, kernel_size=3, dtype=torch.
 
 
 def assert_equal_up_to(tolerance, got, expected):
-    """Same shape and dtype, and apart by no more than a share of the largest expected value."""
+    """Check that shape and dtype agree, and values up to a share of the largest expected value."""
     assert got.shape == expected.shape and got.dtype == expected.dtype
     if expected.numel():
         torch.testing.assert_close(got, expected, rtol=0, atol=tolerance * expected.abs().max().item())
@@ -33,7 +33,7 @@ def assert_equal_up_to(tolerance, got, expected):
 
 @st.composite
 def convolutions(draw, dtype=torch.float64):
-    """A convolution of any kind, and the shape of an input that it takes."""
+    """Draw a convolution of any kind, and the shape of an input."""
     dims, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
 
     def per_axis(low, high):
@@ -71,7 +71,7 @@ def test_attention_is_the_convolution_and_becomes_it_again(case, precision):
 
 @pytest.mark.parametrize('dtype,in_channels,out_channels', [(torch.float16, 3, 16), (torch.bfloat16, 32, 8)])
 def test_half_precision_is_exact_to_its_rounding(dtype, in_channels, out_channels):
-    """Rounding does not grow with the number of heads."""
+    """Rounding errors do not grow with the number of heads."""
     conv = make_conv(2, in_channels, out_channels, 7, dtype, padding=3, stride=2)
     x = noise(2, in_channels, 20, 18, dtype=dtype)
     attention = conv_to_attention(conv)
@@ -82,7 +82,7 @@ def test_half_precision_is_exact_to_its_rounding(dtype, in_channels, out_channel
 
 
 def dense_maps(attention, size):
-    """Softmax over all pixels of v r_delta, equations (8) and (9), one query and one head at a time."""
+    """Return the softmax of v r_delta over all pixels, equations (8) and (9), one query and head at a time."""
     origins = [d * (k - 1) // 2 for k, d in zip(attention.kernel_size, attention.dilation)]
     counts = [(n - d * (k - 1) - 1) // s + 1
               for n, k, d, s in zip(size, attention.kernel_size, attention.dilation, attention.stride)]
@@ -100,7 +100,7 @@ def dense_maps(attention, size):
 @pytest.mark.parametrize('dims,kernel_size,stride,dilation,size', [
     (1, (4,), (2,), (2,), (9,)), (2, (3, 2), (1, 2), (1, 2), (5, 6)), (3, (1, 2, 2), (1, 1, 2), (2, 2, 1), (1, 3, 3))])
 def test_soft_heads_are_equations_8_and_9(dims, kernel_size, stride, dilation, size):
-    """The factors equal the paper's attention for any centre and width, border included."""
+    """The factors equal the paper's attention for any centre and width, also at borders."""
     conv = make_conv(dims, 4, 6, kernel_size, stride=stride, dilation=dilation, padding=1, groups=2)
     attention = conv_to_attention(conv)
     with torch.no_grad():
@@ -172,8 +172,10 @@ def test_gradients_of_all_parameters():
 
 
 def test_the_layer_of_the_zoo_is_a_convolution_too():
-    """Theorem 1 with SelfAttention2d and the remark on padding: the layer is a convolution away from the border, and
-    a padded convolution if zeros surround the image."""
+    """Theorem 1 for SelfAttention2d, and its remark on padding.
+
+    The layer is a convolution away from the border, and a padded convolution if zeros surround the image.
+    """
     conv = make_conv(2, 4, 4, 3, padding=1)
     attention = conv_to_attention(conv)
     layer = SelfAttention2d(4, 9, proj=False, dtype=torch.float64).eval()
@@ -246,24 +248,24 @@ def hooked(conv):
 
 @pytest.mark.parametrize('conv,match', [
     (nn.LazyConv2d(4, 3), 'conv=LazyConv2d: is lazy'),
-    (NegatedConv(3, 4, 3), 'conv=NegatedConv: has a forward of its own, needs that of nn.Conv2d'),
+    (NegatedConv(3, 4, 3), 'conv=NegatedConv: has a custom forward, needs the forward of nn.Conv2d'),
     (nn.utils.parametrizations.weight_norm(make_conv()), 'conv=ParametrizedConv2d: is parametrized'),
     (prune.l1_unstructured(make_conv(), 'weight', 0.5), 'conv=Conv2d: is parametrized, pruned or hooked'),
     (hooked(make_conv()), 'hooked'),
     (make_conv(dtype=torch.complex64), 'conv=Conv2d: has torch.complex64 weights'),
-    (make_conv(dtype=torch.bfloat16, dilation=257), r'dilation=\(257, 257\): torch.bfloat16 does not hold'),
+    (make_conv(dtype=torch.bfloat16, dilation=257), r'dilation=\(257, 257\): torch.bfloat16 cannot represent'),
 ], ids=lambda v: v if isinstance(v, str) else None)
-def test_what_is_no_plain_convolution_is_refused(conv, match):
+def test_modules_that_are_no_plain_convolution_are_refused(conv, match):
     with pytest.raises(ValueError, match=match):
         conv_to_attention(conv)
 
 
-def test_arguments_that_make_no_sense_are_named():
+def test_bad_arguments_are_named():
     for alpha in (0, math.nan, True, '46'):
         with pytest.raises(ValueError, match=f'alpha={alpha!r}: needs a positive number'):
             conv_to_attention(make_conv(), alpha)
     for conv in (nn.Conv2d(4, 4, 3, groups=2), nn.Conv1d(3, 4, 3)):
-        with pytest.raises(ValueError, match='content=8: needs 0, or, for a convolution of two axes'):
+        with pytest.raises(ValueError, match='content=8: needs 0, or a number of channels if the convolution'):
             conv_to_attention(conv, content=8)
 
 
@@ -283,7 +285,7 @@ def test_huge_alpha_is_right_or_refused(dtype, largest):
 
 def test_inputs_that_do_not_fit_are_named():
     attention = conv_to_attention(make_conv(dilation=2))
-    with pytest.raises(ValueError, match=r'x of shape \[2, 4, 5, 5\]: needs 3 channels and 2 axes after them'):
+    with pytest.raises(ValueError, match=r'x of shape \[2, 4, 5, 5\]: needs 3 channels, then 2 axes'):
         attention(noise(2, 4, 5, 5))
     with pytest.raises(ValueError, match=r'x of size \[5, 4\] .*: needs room for a kernel of \[3, 3\] with dilation'):
         attention(noise(1, 3, 5, 4))

@@ -16,7 +16,7 @@ MODEL = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1,
 
 
 def lively(model, x):
-    """Batch norms with the statistics of x, and no scale at zero, so that logits depend on all layers."""
+    """Give batch norms the statistics of x and nonzero scales, so that logits depend on all layers."""
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -31,7 +31,7 @@ def lively(model, x):
 
 
 def assert_same_function(attention, model, x, tolerance):
-    """The difference is small against the variation of logits between images."""
+    """Check that the difference is small compared with the variation of logits between images."""
     with torch.no_grad():
         expected = model(x)
         variation = expected.std(dim=0).mean()
@@ -114,7 +114,7 @@ def test_chosen_convolutions_within_the_bound_of_alpha(where, pattern, alpha, co
     assert report.error < (1e-6 if alpha > 20 else 1.) and (alpha > 5 or report.error > 1e-6)
 
 
-def test_the_error_is_that_of_what_the_nets_return():
+def test_the_error_is_of_all_outputs():
     conv = nn.Conv2d(2, 3, 3).requires_grad_(False)
     attention, report = convs_to_attention(conv, alpha=1., input_size=(2, 9, 9))
     x = torch.randn(1, 2, 9, 9, generator=torch.Generator().manual_seed(0))
@@ -137,14 +137,14 @@ def test_nets_may_return_anything_and_read_a_convolution_s_weight():
 
 
 def test_a_function_chooses_among_modules_only():
-    """Blur pooling, which calls a function, stays."""
+    """Blur pooling, a functional convolution, stays."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4), nn.Conv2d(4, 4, 1))
     attention, report = convs_to_attention(net, lambda name, conv: conv.kernel_size == (3, 3), input_size=(3, 8, 8))
     assert report.convs == 1 and [type(m) for m in attention] == [ConvAttention, BlurPool2d, nn.Conv2d]
 
 
 @pytest.mark.parametrize('where', [[], ['layer2', 'layr3'], lambda name, conv: False])
-def test_somewhere_there_must_be_convolutions(where):
+def test_a_net_without_convolutions_is_refused(where):
     with pytest.raises(ValueError, match=r'has no convolutions in where=.*, but in conv1, layer1\.0\.conv1'):
         convs_to_attention(MODEL, where)
 
@@ -168,7 +168,7 @@ def test_tf_same_padding_follows_the_input():
     for size in ((7, 8), (8, 9), (9, 10), (16, 5)):
         x = noise(2, 3, *size, dtype=torch.float32)
         torch.testing.assert_close(attention(x), conv(x))
-    with pytest.raises(ValueError, match='conv=Conv2dSame: has a forward of its own'):
+    with pytest.raises(ValueError, match='conv=Conv2dSame: has a custom forward'):
         conv_to_attention(conv)
 
 
@@ -179,12 +179,12 @@ def twice_the_weight():
 
 
 @pytest.mark.parametrize('build,match', [
-    (lambda: nn.Sequential(StdConv2d(3, 3, 3)), "'0': conv=StdConv2d: has a forward of its own"),
-    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4)), 'convolves by functions.* in 1; where'),
+    (lambda: nn.Sequential(StdConv2d(3, 3, 3)), "'0': conv=StdConv2d: has a custom forward"),
+    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4)), 'functional convolutions in 1 cannot be replaced'),
     (lambda: nn.Sequential(nn.Conv2d(3, 3, 3), nn.ConvTranspose2d(3, 3, 3)), "'1': conv=ConvTranspose2d: needs an"),
     (twice_the_weight, "convolution '0' shares parameters"),
     (nn.Flatten, 'model=Flatten: has no convolutions'),
 ])
-def test_what_would_not_be_the_same_net_is_refused(build, match):
+def test_nets_that_cannot_be_converted_are_refused(build, match):
     with pytest.raises(ValueError, match=match):
         convs_to_attention(build(), input_size=(3, 64, 64))

@@ -1,4 +1,4 @@
-"""Fused nets against the nets that they are made of."""
+"""Fused nets against the original nets."""
 import copy
 
 import pytest
@@ -69,13 +69,13 @@ def test_features_and_what_theory_made(images):
     assert_same(fuse(layer), layer, images(2, 5, 6, 8))
 
 
-def test_what_cannot_be_fused_is_said():
+def test_errors_name_modules_that_cannot_be_fused():
     with pytest.raises(ValueError, match='model=ResNetCifar: has no SelfAttention2d'):
         fuse(timm.create_model('resnet_tiny_cifar'))
 
 
 def test_adapters_and_hooks_elsewhere_stay(images):
-    """Merged layers with adapters are refused, see tests/layers/test_parameters.py."""
+    """tests/layers/test_parameters.py tests adapters on merged layers, which raise an error."""
     model, x, calls = small('sa_learned_content_cifar'), images(2, 3, 32, 32), []
     model.blocks[0].attn.query = Lora(model.blocks[0].attn.query)
     model.blocks[1].attn.register_forward_hook(lambda module, args, out: calls.append(module) or 1.5 * out)

@@ -1,4 +1,4 @@
-"""Heads as Gaussians, against their densities and against attention maps."""
+"""Heads as Gaussians, against densities and attention maps."""
 import pytest
 import timm
 import torch
@@ -9,7 +9,7 @@ from timm_selfconv.theory import encoding_blobs, position_blobs
 
 
 def test_moments_of_learned_heads_against_the_map_of_the_middle_query():
-    """Mean and covariance of the explicit map; the off-diagonal entry is 0, because scores are separable."""
+    """Mean and covariance of the explicit map. The off-diagonal entry is 0, because scores are separable."""
     grid = 12, 16
     torch.manual_seed(0)
     net = timm.create_model('sa_learned_cifar', num_heads=3, **SMALL).double().eval()

@@ -15,7 +15,7 @@ SEEDS = st.integers(0, 2 ** 20)
 
 
 def relative_maps(scores):
-    """Softmax of scores that depend on the offset only, shape (2 H - 1, 2 W - 1), zero offset in the middle."""
+    """Return the softmax of scores by offset, shape (2 H - 1, 2 W - 1), with offset zero in the middle."""
     height, width = (scores.shape[0] + 1) // 2, (scores.shape[1] + 1) // 2
     rows = torch.arange(height)[None, :] - torch.arange(height)[:, None] + height - 1
     cols = torch.arange(width)[None, :] - torch.arange(width)[:, None] + width - 1
@@ -24,7 +24,7 @@ def relative_maps(scores):
 
 
 def loop_statistics(maps):
-    """Statistics of each query, by their definitions."""
+    """Compute the definitions for each query."""
     height, width = maps.shape[:2]
     found = {statistic: [] for statistic in (center_of_mass, *PER_QUERY)}
     for i, j in itertools.product(range(height), range(width)):
@@ -48,7 +48,7 @@ def test_statistics_of_each_query_against_loops(height, width, seed, sharpness):
 
 
 def loop_consistency(maps):
-    """The mean over pairs of queries, by loops over offsets."""
+    """Compute the mean over pairs of queries, with loops over offsets."""
     height, width = maps.shape[:2]
     patterns = [
         {(k - i, m - j): float(maps[i, j, k, m]) for k in range(height) for m in range(width)}

@@ -22,7 +22,7 @@ def assert_same_function(net, other, x):
 
 
 def holds(low, high):
-    """Whether equation (8) lets one kind of attention express another."""
+    """Return True if one kind of attention can express another, by equation (8)."""
     (encoding, terms), (rich, more) = low, high
     if low == high:
         return True
@@ -41,7 +41,7 @@ def holds(low, high):
 @given(st.data())
 def test_logits_stay_the_same_or_the_error_says_why(data):
     low, high = data.draw(st.sampled_from(EVERY_KIND[:1] + EVERY_KIND)), data.draw(st.sampled_from(EVERY_KIND))
-    if data.draw(st.booleans()):  # else most pairs have no rung between them
+    if data.draw(st.booleans()):  # otherwise the target cannot express most models
         low = data.draw(st.sampled_from([kind for kind in EVERY_KIND if holds(kind, high)]))
     heads = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
     more = [min(n + data.draw(st.integers(0, 2)), 4) for n in heads]
@@ -56,14 +56,14 @@ def test_logits_stay_the_same_or_the_error_says_why(data):
     if holds(low, high):
         assert_same_function(include(net, target), net, noise(2, 3, *size))
     else:
-        with pytest.raises(ValueError, match=r'is not in target=.*: no rung leads'):
+        with pytest.raises(ValueError, match=r'is not in target=.*(cannot express|couples)'):
             include(net, target)
     assert all(torch.equal(state[k], v) for k, v in target.state_dict().items())
 
 
 @pytest.mark.parametrize('name,target', [
     ('sa_quadratic_tiny_cifar', 'sa_quadratic_gen_cifar'), ('sa_learned_tiny_cifar', 'sa_learned_content_h16_cifar')])
-def test_trained_nets_climb_several_rungs_at_once(name, target):
+def test_trained_nets_take_several_steps_at_once(name, target):
     net = timm.create_model(name, pretrained=True).eval().double()
     x = noise(1, 3, 32, 32)
     rich = include(net, target)
@@ -74,12 +74,12 @@ def test_trained_nets_climb_several_rungs_at_once(name, target):
             torch.testing.assert_close(there[:, :9], here, rtol=0, atol=1e-12)
 
 
-def test_rungs_that_are_missing_are_named():
+def test_errors_name_the_possible_steps():
     net = timm.create_model('sa_learned_tiny_cifar')
     with pytest.raises(ValueError, match=r'model=sa_learned_tiny_cifar \(learned: position; heads 9\) is not '
-                                         r'in target=sa_quadratic_gen_cifar .*no rung leads.*-> learned'):
+                                         r'in target=sa_quadratic_gen_cifar .*cannot express.*-> learned'):
         include(net, 'sa_quadratic_gen_cifar')
-    with pytest.raises(ValueError, match='no rung leads there: a full precision couples rows and columns'):
+    with pytest.raises(ValueError, match='a full precision couples them'):
         include(make_net('quadratic_gen'), make_net('learned'))
 
 
@@ -119,7 +119,7 @@ def test_hierarchical_nets_that_know_positions_alone_are_in_plain_ones():
 @pytest.mark.parametrize('encoding,terms', [
     ('quadratic_gen', ('position',)), ('learned', CONTENT), ('learned', TERMS)])
 def test_everything_learns_after_two_steps(encoding, terms):
-    """Every parameter gets gradients, except the keys' bias, which softmax cancels."""
+    """Every parameter gets gradients except the bias of the keys, which cancels in the softmax."""
     torch.manual_seed(0)
     net = include(make_net('quadratic'), make_net(encoding, terms, num_heads=4)).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)

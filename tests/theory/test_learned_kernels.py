@@ -68,7 +68,7 @@ def test_content_has_an_offset_if_every_image_does():
     assert learned_kernel(maps).fixed == [0] and learned_kernel(maps[:1]).fixed == [0, 1]
 
 
-def test_residual_to_offsets_is_that_of_least_squares():
+def test_residual_to_offsets_equals_least_squares():
     """At each tap over the queries from which it is on the grid, with one set of coefficients for all of them."""
     maps, offsets = random_maps(3, 4, 5), [(0, 0), (3, -2), (-1, 4)]
     shared, layer = [], []

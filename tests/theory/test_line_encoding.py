@@ -10,13 +10,13 @@ from timm_selfconv.theory import at_taps, conv_residual, interior, line_maps, of
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
-def test_every_offset_has_a_number_of_its_own(height, width):
+def test_every_offset_has_a_different_number(height, width):
     offsets = torch.tensor(list(itertools.product(range(1 - height, height), range(1 - width, width))))
     assert len(offset_numbers(offsets, width).unique()) == len(offsets)
 
 
 def test_two_dimensions_are_every_shift_of_a_kernel():
-    """At alpha = 46, the paper's value, up to rounding."""
+    """At alpha = 46, the value in the paper, up to rounding."""
     maps = line_maps(tap_offsets(3), 16, 16, alpha=46.)
     exact = shift_maps(tap_offsets(3).tolist(), 16, 16)
     assert interior((maps - exact).abs().amax((-2, -1)), 3).max() < 1e-15

@@ -13,7 +13,7 @@ IMAGES = noise(64, 3, 8, 8)
 
 
 def gathered(net, layer, x):
-    """Inputs of a layer's values by explicit maps, shape (B H W, heads, dim)."""
+    """Return inputs of a layer's values from explicit maps, shape (B H W, heads, dim)."""
     inputs = []
     attn = net.blocks[layer].attn
     hook = attn.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
@@ -25,7 +25,7 @@ def gathered(net, layer, x):
 
 
 def least_squares(covariance, values, kept):
-    """Best values of the remaining heads and their loss, by the definition."""
+    """Return the best values of the remaining heads and their loss, by definition."""
     dim, out = values.shape[1:]
     root = torch.linalg.cholesky(covariance).T  # covariance = root' root
     columns = torch.cat([torch.arange(dim) + head * dim for head in kept])
@@ -74,7 +74,7 @@ def test_values_and_bias_against_a_regression():
 
 
 def test_later_layers_are_fitted_after_earlier_ones():
-    """Both layers at once give the same net as one after the other."""
+    """Merging two layers at once equals merging one after the other."""
     net, x = random_net(encoding='quadratic_gen', num_heads=(4, 4)), IMAGES
     at_once, both = merge_heads(net, (2, 3), x)
     first, one = merge_heads(net, (2, 4), x)
@@ -103,7 +103,7 @@ def test_nothing_else_changes_and_timm_saves_it(tmp_path):
 @pytest.mark.parametrize('num_heads,x,match', [
     ((2,), IMAGES[:2], r'num_heads=\(2,\): needs one number for each layer, from 1 to \(4, 4\)'),
     ((2, 2), IMAGES[:0], r'images=\(0, 3, 8, 8\): needs at least one'),
-    ((2, 2), IMAGES[:2] * float('nan'), 'images: layer 0 sees the same at all of their pixels, or no numbers')])
-def test_what_does_not_fit_is_named(num_heads, x, match):
+    ((2, 2), IMAGES[:2] * float('nan'), 'images: the inputs of layer 0 are equal at all pixels, or not finite')])
+def test_bad_arguments_of_a_merge_are_named(num_heads, x, match):
     with pytest.raises(ValueError, match=match):
         merge_heads(random_net(), num_heads, x)

@@ -46,7 +46,7 @@ def test_the_paper_s_pruned_net_to_the_digit():
     assert {k: v.shape for k, v in pruned.state_dict().items()} == {k: v.shape for k, v in shapes.items()}
 
 
-def test_degenerate_heads_are_those_of_appendix_e():
+def test_degenerate_heads_follow_appendix_e():
     net = random_net('quadratic_gen', num_heads=(5, 2))
     rotation = torch.tensor([[0.8, -0.6], [0.6, 0.8]], dtype=torch.float64)
     eigenvalues = {0: [(1., 2.), (5e-6, 9e-6), (1e-5, 2.), (1e-5, 0.9), (0., 0.)], 1: [(1e-5, 2e-5), (0., 1.)]}
@@ -67,7 +67,7 @@ def test_degenerate_heads_are_those_of_appendix_e():
 
 
 def test_half_precision_weights_are_judged_in_double_precision():
-    """S = [[1, 1], [1, 1 + 2^-10]] has condition number 1.7e7; its precision rounded to half is singular."""
+    """S = [[1, 1], [1, 1 + 2^-10]] has condition number 1.7e7. Its precision is singular after rounding to half."""
     net = random_net('quadratic_gen')
     with torch.no_grad():
         net.blocks[0].attn.encoding.spreads[1] = torch.tensor([[1., 1.], [1., 1. + 2 ** -10]])
@@ -100,7 +100,7 @@ def test_everything_else_stays():
     ({1: [0, 3, 2, 1]}, 'layer 1 needs heads from 0 to 3, each once, not all'),
     ({0: 1}, r'heads=\{0: 1\}: needs a dictionary of heads by layer'),
 ])
-def test_heads_that_cannot_go_are_named(heads, match):
+def test_heads_that_cannot_be_pruned_are_named(heads, match):
     with pytest.raises(ValueError, match=match):
         prune_heads(random_net(), heads)
 
@@ -116,7 +116,7 @@ def test_nets_without_heads_to_prune_are_refused():
 @given(st.sampled_from(EVERY_KIND), st.integers(1, 8), st.integers(0, 2 ** 16))
 @settings(deadline=None, max_examples=12)
 def test_truncated_values_are_the_nearest_of_their_rank(kind, rank, seed):
-    """The dropped singular values are the error, and nothing else changes."""
+    """The error equals the dropped singular values, and nothing else changes."""
     net = random_net(*kind, seed=seed)
     truncated = truncate_values(net, rank)
     for block, whole in zip(truncated.blocks, net.blocks):

@@ -1,4 +1,4 @@
-"""Remarks of the paper's slides on sets of heads that would also suffice: closed forms against attention maps."""
+"""Other sufficient sets of heads from the paper's slides: closed forms against attention maps."""
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -11,7 +11,7 @@ GRID = 9  # its middle is too far from the border for a window to be cut off
 
 
 def axis_maps(profile):
-    """Maps along an axis of three heads of one profile around -1, 0 and 1, cut off by the border: (heads, H, H)."""
+    """Return maps of three heads of one profile around -1, 0 and 1 along an axis, shape (heads, H, H)."""
     reach = len(profile) // 2
     maps = torch.zeros(3, GRID, GRID, dtype=torch.double)
     for head in range(3):
@@ -23,7 +23,7 @@ def axis_maps(profile):
 
 
 def residual_of(profile):
-    """Residual of nine heads of a separable profile at the taps of a 3 x 3 kernel, at queries far from the border."""
+    """Return the residual of nine heads with a separable profile to a 3 x 3 kernel, far from borders."""
     axis = axis_maps(profile)
     maps = torch.einsum('aik,bjl->abijkl', axis, axis).flatten(0, 1)
     far = interior(conv_residual(maps, 3).per_query, 7)
@@ -32,7 +32,7 @@ def residual_of(profile):
 
 
 def closed_form(profile):
-    """1 - p^2: p is the mean squared projection of an axis' three taps on the span of its three profiles."""
+    """Return 1 - p^2, where p is the mean squared projection of three taps of an axis on the span of the profiles."""
     size = len(profile) + 2
     shifted = torch.stack([torch.roll(torch.tensor([*profile, 0., 0.]).double(), i) for i in range(3)])
     kept = (torch.linalg.pinv(shifted) @ shifted).diagonal()[size // 2 - 1:size // 2 + 2]

@@ -22,13 +22,13 @@ def unit(shape, index):
 
 
 def squared_distance(target, columns):
-    """From the span of the columns, by least squares."""
+    """Return the squared distance from the span of the columns, by least squares."""
     solution = np.linalg.lstsq(columns, target, rcond=None)[0]
     return float(((columns @ solution - target) ** 2).sum())
 
 
 def loop_residuals(maps, kernel_size):
-    """Per query, layer and shared residual of maps (heads, H, W, H, W) by loops over queries and taps."""
+    """Return per-query, layer and shared residuals of maps (heads, H, W, H, W), with loops over queries and taps."""
     maps = maps.numpy()
     _, height, width = maps.shape[:3]
     offsets = taps(kernel_size)
@@ -66,7 +66,7 @@ def test_taps_lie_where_torch_s_same_padding_puts_them(kernel_size):
 
 
 @pytest.mark.parametrize('kernel_size,heads', list(zip(KERNELS, [4, 9, 3])))
-def test_residuals_are_those_of_least_squares(heads, kernel_size):
+def test_residuals_equal_least_squares(heads, kernel_size):
     maps = random_maps(heads, 5, 6)
     result, (per_query, layer, shared) = conv_residual(maps, kernel_size), loop_residuals(maps, kernel_size)
     np.testing.assert_allclose(result.per_query.numpy(), per_query, rtol=0, atol=1e-12)
@@ -77,7 +77,7 @@ def test_residuals_are_those_of_least_squares(heads, kernel_size):
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2 ** 20), st.sampled_from([2, 3, (1, 3)]), st.integers(0, 2))
 def test_lemma_3_no_head_needs_to_be_a_tap(seed, kernel_size, extra):
-    """Mixtures that span all taps suffice, and further heads do no harm."""
+    """Mixtures that span all taps suffice, and more heads do not change that."""
     shifts = shift_maps(taps(kernel_size))
     generator = torch.Generator().manual_seed(seed)
     blend = torch.eye(len(shifts)).double() + torch.rand(len(shifts), len(shifts), generator=generator).double()
@@ -88,7 +88,7 @@ def test_lemma_3_no_head_needs_to_be_a_tap(seed, kernel_size, extra):
 
 
 def test_lemma_3_alone_makes_no_convolution():
-    """Two heads that swap their taps on a chessboard span both at every query, but need two sets of value matrices."""
+    """Two heads that swap taps on a chessboard span both taps at every query, but need two sets of value matrices."""
     here, right = shift_maps([(0, 0), (0, 1)], height=4, width=7)
     black = (torch.arange(4)[:, None] + torch.arange(7) + 1) % 2
     black = black[:, :, None, None]
@@ -107,7 +107,7 @@ def test_coefficients_are_shared_by_images_too():
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 def test_heads_that_differ_by_rounding_are_one_head(dtype):
-    """Flat heads leave 1 - 1 / keys, even if their last bits differ."""
+    """Flat heads have a residual of 1 - 1 / keys, even if they differ by rounding."""
     noise = 1 + 2 * torch.finfo(dtype).eps * torch.randn(9, 6, 7, 6, 7, generator=torch.Generator().manual_seed(0))
     result = conv_residual(noise.to(dtype) / 42, 3)
     assert result.layer == pytest.approx(1 - 1 / 42, abs=1e-5)
@@ -116,7 +116,7 @@ def test_heads_that_differ_by_rounding_are_one_head(dtype):
 
 @pytest.mark.parametrize('kernel_size', KERNELS)
 def test_theorem_1_a_converted_convolution_expresses_every_other(kernel_size):
-    """Padded pixels, cut off here, are keys, so it is a convolution at the border too."""
+    """Keys include the padded pixels, which are removed here, so it is a convolution also at the border."""
     conv = conv_to_attention(nn.Conv2d(2, 2, kernel_size, padding='same').double())
     rows, cols = tap_offsets(kernel_size).amin(0).neg().tolist()
     maps = conv.attention_probs((6, 7))[..., rows:rows + 6, cols:cols + 7].detach()

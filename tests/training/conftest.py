@@ -1,4 +1,4 @@
-"""Runs of the trainer: two classes of noise, a net as small as may be."""
+"""Runs of the trainer with two classes of noise and a very small net."""
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,13 +22,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def own(tmp_path_factory):
-    """Classes that no net has, pictures of another size and shape."""
+    """A dataset with new classes and with pictures of another size and shape."""
     return fill_splits(tmp_path_factory.mktemp('own'), 'cow', 'ant', size=(40, 50))
 
 
 @pytest.fixture(scope='session')
 def run(folder):
-    """Trains in float32 by the command and returns the last checkpoint; ``until`` kills it after an epoch, from 0."""
+    """Train in float32 with the command and return the last checkpoint; ``until`` kills it after an epoch."""
     class Killed(Exception):
         pass
 
@@ -51,7 +51,7 @@ def run(folder):
 
 @pytest.fixture
 def refused(run, capsys):
-    """Checks that a run ends in a line of some words, and with exit status 2 if not told another."""
+    """Check that a run fails with some words on one line, by default with exit status 2."""
     def refused(message, *command, status=2, **kwargs):
         with pytest.raises(SystemExit) as stopped:
             run(*command, **kwargs)
@@ -63,7 +63,7 @@ def refused(run, capsys):
 
 @pytest.fixture(scope='session')
 def training(folder):
-    """Makes trainings of the small net, augmented as timm does, to be led by hand."""
+    """Make trainings of the small net with timm's augmentation, to run step by step."""
     def make(*overrides, kind=trainer.Training):
         args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
         net = create_net(args, dataset := open_dataset(str(folder), 'train'))
@@ -74,7 +74,7 @@ def training(folder):
 
 @pytest.fixture(scope='session')
 def one_epoch():
-    """Trains one epoch and returns its loss; the next one follows it."""
+    """Train the next epoch and return its loss."""
     def one_epoch(training):
         scheduler, _ = trainer.create_scheduler_v2(
             training.optimizer, **trainer.scheduler_kwargs(training.args), updates_per_epoch=training.batches)

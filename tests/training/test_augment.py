@@ -1,4 +1,4 @@
-"""Augmentation of batches, against timm's and PIL's of single images."""
+"""Augmentation of batches, against timm and PIL on single images."""
 import random
 
 import numpy as np
@@ -26,7 +26,7 @@ def test_padded_crops_are_all_the_windows_of_the_padded_image(mode):
 @pytest.mark.parametrize('interpolation,kind,tolerance', [
     ('bilinear', Image.Resampling.BILINEAR, 1.01), ('bicubic', Image.Resampling.BICUBIC, 16)])
 def test_resized_crops_are_pil_s(monkeypatch, interpolation, kind, tolerance):
-    """The interior: at its border PIL sees the window alone, grid_sample what lies around it (and cubics differ)."""
+    """Only the interior: at the border, grid_sample reads pixels around the window, and cubic kernels differ."""
     smooth = np.add.outer(np.linspace(0, 120, 32), np.linspace(0, 120, 32))[..., None] * np.array([1, .5, .9])
     picture = (smooth + 8 * np.sin(np.arange(32))[:, None, None]).astype(np.uint8)
     size, corner = torch.tensor([[0.3, 0.6], [0.2, 0.7]]), torch.tensor([[0.1, 0.99], [0.5, 0.99]])

@@ -1,4 +1,4 @@
-"""The net of a recipe: its classes, its whitened stem, the groups of its parameters, Muon's precision."""
+"""The model of a recipe: classes, whitened stem, parameter groups, precision of Muon."""
 from types import SimpleNamespace
 
 import pytest
@@ -22,15 +22,15 @@ def test_classes_are_the_net_s_by_name(tmp_path, own, refused):
     train_set, test_set = (open_dataset(str(known), name) for name in ('train', 'test'))
     create_net(read_recipe('muon_tiny', [SMALL]), train_set, test_set)
     assert [label for _, label in test_set] == [3] * 3 + [9] * 3 and train_set[0][1] == 3
-    for more, message in ((SMALL, r"dataset's are \['ant', 'cow'\], the model's .* key num_classes=2"),
-                          ('num_classes=3', r"num_classes=3: the training images have 2, \('ant', 'cow'\)")):
+    for more, message in ((SMALL, r"dataset has \['ant', 'cow'\], the model has .* key num_classes=2"),
+                          ('num_classes=3', r"num_classes=3: the training images have 2 classes, \('ant', 'cow'\)")):
         refused(message, tmp_path / 'run', more, data=own)
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize('name,count', [('resnet_tiny_cifar', 2), ('sa_quadratic_tiny_cifar', 10)])
 def test_other_classes_get_a_new_classifier(name, count):
-    """Behind the weights that the net has, even if there are as many of them."""
+    """Even if the number of classes is the same."""
     names = [f'class {i}' for i in range(count)]
     dataset = SimpleNamespace(reader=SimpleNamespace(class_to_idx={name: i for i, name in enumerate(names)}))
     keys = [f'model={name}', 'pretrained=true', f'num_classes={count}']
@@ -46,14 +46,14 @@ def test_other_classes_get_a_new_classifier(name, count):
 
 @pytest.mark.parametrize('recompute', ['true', 'false'])
 def test_recipes_say_whether_stages_are_recomputed(recompute):
-    """grad_checkpointing, timm's key, which the nets themselves leave off."""
+    """grad_checkpointing is timm's key; models leave it off by default."""
     net = create_net(read_recipe('report_san_hier', [f'grad_checkpointing={recompute}']))
     assert net.grad_checkpointing == (recompute == 'true')
 
 
 @pytest.fixture
 def correlated():
-    """Correlated channels and neighbours, not centred."""
+    """Make images with correlated channels and neighbours and a nonzero mean."""
     noise = torch.randn(200, 3, 9, 9, generator=torch.Generator().manual_seed(0))
     mixed = torch.einsum('dc,bcij->bdij', torch.tensor([[1., 0.8, 0.5], [0., 1., 0.9], [0., 0., 2.]]), noise)
     return F.avg_pool2d(mixed, 2, 1) + 0.7
@@ -62,7 +62,7 @@ def correlated():
 @pytest.mark.parametrize('conv', [
     nn.Conv2d(3, 7, 2, 2), nn.Conv2d(3, 40, 3, 1, 1)])
 def test_channels_are_white_and_of_the_scale(conv, correlated):
-    """Of n components, D channels: covariance ``scale^2 D / n`` on an n-dimensional subspace, or the unit matrix."""
+    """For n components and D channels: covariance ``scale^2 D / n`` on n dimensions, or the unit matrix."""
     torch.manual_seed(0)
     whiten_stem(conv.double(), correlated, 0.5, eps=0.)
     out = conv(correlated.double()).detach().transpose(0, 1).flatten(1)
@@ -103,7 +103,7 @@ def test_every_parameter_is_in_one_group_with_its_rate_and_decay(name, positions
 
 
 def test_positions_are_not_decayed_in_models_of_other_packages():
-    """timm asks a model for these names, and other models do not know them."""
+    """timm asks a model for these names, but other models do not know them."""
     net = nn.Sequential(nn.Linear(8, 8), SelfAttention2d(8, num_heads=2, grid_size=(4, 4)))
     decayed = {id(p) for group in scaled_groups(net, 0.05) if group['weight_decay'] for p in group['params']}
     names = {name for name, p in net.named_parameters() if id(p) in decayed}
@@ -118,7 +118,7 @@ def muon_step(gradient):
 
 
 def test_muon_takes_a_polynomial_of_the_singular_values_to_the_context_s_precision(images):
-    """Five times 3.4445 s - 4.775 s^3 + 2.0315 s^5, by a decomposition in float64."""
+    """Five times 3.4445 s - 4.775 s^3 + 2.0315 s^5, computed with singular values in float64."""
     gradient = images(8, 24)
     u, s, v = torch.linalg.svd(gradient.double(), full_matrices=False)
     s = s / s.norm()

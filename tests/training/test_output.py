@@ -1,4 +1,4 @@
-"""Runs that are killed or damaged, or use another recipe."""
+"""Killed and damaged runs, and runs with another recipe."""
 import io
 import json
 import os
@@ -18,7 +18,7 @@ from tiny_nets import SMALL
 
 
 def brief(epochs):
-    """One batch an epoch, of a small net."""
+    """Train a small net with one batch per epoch."""
     return ['--batches', '1', f'epochs={epochs}', SMALL]
 
 
@@ -51,7 +51,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run)
 
 
 def test_other_files_are_not_overwritten(tmp_path, run, refused):
-    """A folder that has files but no checkpoint is not a run's, except for hidden ones, which a run begins with."""
+    """A folder with files but no checkpoint is refused, except for hidden files."""
     for name in ('summary.csv', 'history.json', 'notes.txt', 'folder'):
         output = tmp_path / name / 'run'
         output.mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_loggers_get_the_numbers_of_each_epoch_once(tmp_path, run, refused, monk
         (i, pytest.approx(row['train_loss'])) for i, row in enumerate(history)]
 
 
-def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, run, refused):
+def test_another_recipe_or_dataset_does_not_resume_a_run(folder, tmp_path, run, refused):
     run(tmp_path / 'run', *brief(1))
     before = (tmp_path / 'run' / 'last.pth.tar').read_bytes()
     refused(r"run of another recipe \(\['lr'\] differ\)", tmp_path / 'run', *brief(1), 'lr=0.5')
@@ -90,7 +90,7 @@ def test_another_recipe_or_other_data_do_not_go_on_with_a_run(folder, tmp_path, 
     assert (tmp_path / 'run' / 'last.pth.tar').read_bytes() == before
 
 
-def test_a_run_from_before_new_keys_goes_on(tmp_path, run):
+def test_a_run_without_newer_keys_resumes(tmp_path, run):
     checkpoint = run(tmp_path, *brief(3), until=0)
     for entries, key in (
             (checkpoint, 'data'), (checkpoint['args'], 'log_wandb'),
@@ -101,7 +101,7 @@ def test_a_run_from_before_new_keys_goes_on(tmp_path, run):
 
 
 def flip(content):
-    """One bit of the largest record: weights, which torch reads without a look at their checksum."""
+    """Flip one bit of the largest record, a weight. torch does not check its checksum."""
     with zipfile.ZipFile(io.BytesIO(content)) as records:
         record = records.read(max(records.infolist(), key=lambda info: info.file_size))
     place = content.index(record) + len(record) // 2
@@ -127,8 +127,8 @@ def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, da
     (lambda c: c.pop('steps'), 'has a checkpoint of another program'), (lambda c: c.pop('optimizer'), "'optimizer'"),
     (lambda c: c['state_dict'].pop('stem.bias'), 'Missing key'),
     (lambda c: c['state_dict']['head.fc.bias'].fill_(float('nan')), r'values in head.fc.bias that are not finite')])
-def test_checkpoints_with_something_missing_do_not_resume(tmp_path, run, refused, change, message):
-    """Nor does a finished run whose weights are no numbers count as one."""
+def test_incomplete_checkpoints_do_not_resume(tmp_path, run, refused, change, message):
+    """A finished run with weights that are not finite is refused too."""
     checkpoint = run(tmp_path, *brief(1))
     change(checkpoint)
     torch.save(checkpoint, tmp_path / 'last.pth.tar')

@@ -18,7 +18,7 @@ from tiny_nets import LIKE_TIMM, SHALLOW, SMALL
 
 
 @pytest.mark.parametrize('model', ['resnet_tiny_cifar', 'resvit_cifar'])
-def test_a_net_with_classes_of_its_own_is_a_folder_of_its_own(own, tmp_path, capsys, run, refused, model):
+def test_a_net_with_new_classes_is_saved_as_a_folder(own, tmp_path, capsys, run, refused, model):
     more = [f'model={model}', f'model_kwargs={json.dumps(SHALLOW[model])}', 'num_classes=2', 'img_size=16',
             'img_sizes={}', 'epochs=1']
     (tmp_path / 'README.md').write_text('mine')
@@ -95,7 +95,7 @@ def test_every_family_trains_resumes_and_loads(name, tmp_path, capsys, run):
 
 
 def test_a_run_becomes_a_weight_file_by_the_command_that_it_prints(folder, tmp_path, capsys, monkeypatch, run):
-    """With a net of its own size: export knows no other. A card in timm_selfconv/weights loads weights by name."""
+    """With a registered size, which export requires. A card in timm_selfconv/weights loads weights by name."""
     output = tmp_path / 'timm_selfconv'
     run(output, '--batches', '1', 'epochs=1', 'model_ema=true', 'img_sizes={0: 16}')
     command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Histories of runs are written and read; other files are refused with their name."""
+"""Histories of runs are written and read; other files raise an error with their name."""
 import json
 from pathlib import Path
 

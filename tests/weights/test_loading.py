@@ -1,4 +1,4 @@
-"""Weights load by name and tag, from files of the package before the Hub."""
+"""Weights load by name and tag, from the package before the Hub."""
 import dataclasses
 import socket
 
@@ -38,7 +38,7 @@ def test_weights_with_help_from_another_net_load_by_tag():
 
 
 def test_every_weight_file_is_a_tag_of_its_net(tmp_path, monkeypatch):
-    """The default is cifar10, also without weights, though timm takes the first tag with weights."""
+    """The default tag is cifar10, even without weights. timm would take the first tag with weights."""
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
     for stem in ('net', 'net.included', 'network', 'other.longer'):  # files on the Hub
         saving.record_checksum(tmp_path / f'{stem}.safetensors', '0' * 64)

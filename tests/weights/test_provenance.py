@@ -7,7 +7,7 @@ from timm_selfconv.weights import saving
 
 @pytest.fixture
 def ship(tmp_path, monkeypatch):
-    """Write a card and a checksum, without weights, into a folder of the test."""
+    """Write a card and a checksum, without weights, into a temporary folder."""
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)
 
     def write(name, teacher='none', origin='none'):

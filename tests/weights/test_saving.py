@@ -1,4 +1,4 @@
-"""Weight files, folders and model cards are written whole, and read by timm, transformers and the Hub."""
+"""Weight files, folders and model cards are complete, and timm, transformers and the Hub read them."""
 import re
 
 import pytest

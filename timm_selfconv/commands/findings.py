@@ -21,7 +21,7 @@ def accuracy_on(data: str, split: str = 'test') -> Accuracy:
 @command(GROUP, argument('--all', metavar='DATA', help=(
     'also measure the findings that need pictures; DATA is CIFAR-10, as for eval (takes minutes)')), JSON)
 def findings(args: Namespace) -> None:
-    """Measure the findings about both papers again, from the shipped weights.
+    """Measure the findings about both papers on the shipped weights.
 
     Example: timm-selfconv findings
     """

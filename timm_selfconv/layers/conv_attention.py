@@ -88,7 +88,7 @@ class ConvAttention(nn.Module):
         """
         if content and (content < 0 or conv.groups > 1 or len(conv.kernel_size) != 2):
             raise ValueError(
-                f'content={content!r}: needs 0, or, for a convolution of two axes and one group, a number of channels')
+                f'content={content!r}: needs 0, or a number of channels if the convolution has two axes and one group')
         super().__init__()
         self.in_channels = conv.in_channels
         self.out_channels = conv.out_channels
@@ -222,8 +222,8 @@ class ConvAttention(nn.Module):
         dims = len(self.kernel_size)
         if x.dim() not in (dims + 1, dims + 2) or x.shape[-1 - dims] != self.in_channels:
             raise ValueError(
-                f'x of shape {list(x.shape)}: needs {self.in_channels} channels and {dims} axes after them, and one '
-                'before them or none')
+                f'x of shape {list(x.shape)}: needs {self.in_channels} channels, then {dims} axes, and at '
+                'most one axis before them')
         if x.dim() == dims + 1:
             return self.forward(x[None])[0]
 

@@ -40,7 +40,7 @@ def check_terms(terms: Sequence[str], encoding: str) -> Tuple[str, ...]:
 
 
 def check_dense(model: nn.Module, names: Optional[Collection[str]] = None, prefix: str = '') -> None:
-    """Check that modules compute only what their weights say, before weights are folded or copied.
+    """Check that modules have no wrappers or hooks, before their weights are merged or copied.
 
     Args:
         model: Any net or layer.

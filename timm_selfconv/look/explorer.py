@@ -117,8 +117,8 @@ def picture_uri(model: nn.Module, image: torch.Tensor) -> str:
 def check_entries(entries: int) -> None:
     if entries > MAX_ENTRIES:
         raise ValueError(
-            f'images: make attention maps of {entries:,} numbers, and a page takes up to {MAX_ENTRIES:,}; name fewer '
-            'images or take smaller ones')
+            f'images: their attention maps have {entries:,} numbers, but a page holds at most {MAX_ENTRIES:,}; use '
+            'fewer or smaller images')
 
 
 def describe_attention(
@@ -188,7 +188,7 @@ def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]
 
 
 def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
-    """The three most probable classes of each picture, and the true one, with probabilities; NaN is left out."""
+    """Probabilities of the three most probable classes of each picture, and of the true class, without NaN."""
     subset = None if label_names(model) else infer_imagenet_subset(model)
     info = ImageNetInfo(subset) if subset and type(model).__module__.startswith('timm.') else None
     described = []
@@ -207,7 +207,7 @@ def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Opt
         return None
     counts = [[len(layer) for layer in row['heads']] for row in rows]
     if history['grid'] != list(grid) or any(count != list(heads) for count in counts):
-        raise ValueError(f'{run}: is of a net with other heads or another grid than {list(heads)} on {list(grid)}')
+        raise ValueError(f'{run}: needs the history of a net with {list(heads)} heads on a grid of {list(grid)}')
     def numbers(name: str) -> List[Optional[float]]:
         return [x if x is not None and math.isfinite(x) else None for x in (row.get(name) for row in rows)]
 
@@ -261,7 +261,7 @@ def explorer_page(
             :func:`footprint_weights` must be able to read them.
         images: Pictures of any size, by name, preprocessed as each net's configuration says.
         labels: True class of each picture, if known.
-        captions: A line on each net, such as the source of its weights.
+        captions: A line about each net, such as the source of its weights.
         runs: For each net a folder of a run, or a net with a history that ships, to play the training; None for none.
         part: Part of ConViT's gated attention, see :func:`attention_maps`.
         views: Maps of 'all' terms, of 'position' terms, of 'content' terms. For a full-size net with content each view
@@ -275,13 +275,13 @@ def explorer_page(
             or a history belongs to another net.
     """
     if not models or not images:
-        raise ValueError('models and images: needs one of each at least')
+        raise ValueError('models and images: needs at least one of each')
     for argument, given, needed in (
             ('labels', labels, images), ('captions', captions, models), ('runs', runs, models)):
         if given and len(given) != len(needed):
             raise ValueError(f'{argument}={list(given)}: needs none, or one for each of {list(needed)}')
     if not views or not set(views) <= set(VIEWS):
-        raise ValueError(f'views={list(views)}: needs some of {", ".join(VIEWS)}')
+        raise ValueError(f'views={list(views)}: needs one or more of {", ".join(VIEWS)}')
     views = [view for view in VIEWS if view in views]
     named = tqdm(models.items(), unit='net', leave=False, disable=None)
     nets = [

@@ -149,7 +149,7 @@ def report_heads(
     if images:
         batch = preprocess(model, images)
     elif part != 'position' and looks_at_content(model):
-        raise ValueError('images: this net looks at content, so its attention depends on the pictures; name some')
+        raise ValueError('images: needs at least one picture, because the attention of this net depends on content')
     else:
         batch = torch.zeros(1, *get_model_input_config(model)['input_size'])
     return report_maps(model, batch, kernel_size, part)

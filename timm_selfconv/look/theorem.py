@@ -1,6 +1,6 @@
-"""The theorem, live: a page with a convolution and the attention heads that compute the same.
+"""A page about Theorem 1: a convolution and the equal sum of attention heads.
 
-The page computes both, in float64, as :func:`timm_selfconv.theory.conv_to_attention` does. This module gives it a
+The page computes both in float64, as :func:`timm_selfconv.theory.conv_to_attention` does. This module inserts the
 photograph.
 """
 import html

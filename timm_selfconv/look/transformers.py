@@ -175,8 +175,8 @@ def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Ca
         patches = height * width
         if not windows and probs.shape[-1] not in (patches, patches + getattr(net, 'num_prefix_tokens', 1)):
             raise ValueError(
-                f'attention maps of shape {list(probs.shape)}: needs one of all tokens for each, and of {height} x '
-                f'{width} patches last')
+                f'attention maps of shape {list(probs.shape)}: needs (..., tokens, tokens), and {height} x {width} '
+                'patches as the last tokens')
         seen.append(look(LayerProbs(probs, (height, width), *windows)))
 
     for block in [m for m in net.modules() if isinstance(m, WINDOW_BLOCKS)]:

@@ -139,7 +139,8 @@ class SAN(ZooNet):
         if any(not isinstance(depth, int) or depth < 1 for depth in depths):
             raise ValueError(f'depths={depths!r}: needs integers of at least 1')
         if hierarchical and len(set(zip(channels, depths))) > 1:
-            raise ValueError(f'channels={channels!r}, depths={depths!r}: stages that share bottlenecks need equal ones')
+            raise ValueError(
+                f'channels={channels!r}, depths={depths!r}: need equal numbers if stages share bottlenecks')
         min_size = 2 if hierarchical else 2 * 2 ** len(channels)  # reflection padding needs 2 pixels
         if img_size is not None and min(to_2tuple(img_size)) < min_size:
             raise ValueError(f'img_size={img_size!r}: needs a height and width of at least {min_size}')

@@ -1,4 +1,4 @@
-"""Self-attention networks that contain every convolution.
+"""Self-attention networks that can express any convolution.
 
 'On the Relationship between Self-Attention and Convolutional Layers', Cordonnier, Loukas, Jaggi, ICLR 2020
 - https://arxiv.org/abs/1911.03584

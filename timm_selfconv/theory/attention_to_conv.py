@@ -46,7 +46,7 @@ def check_position_only(attn: nn.Module) -> SelfAttention2d:
     if not isinstance(attn, SelfAttention2d):
         raise ValueError(f'attn={type(attn).__name__}: needs a SelfAttention2d or a ConvAttention')
     if attn.terms != ('position',):
-        raise ValueError("attn: looks at content, which no convolution does; needs terms=('position',)")
+        raise ValueError("attn: its attention depends on content; needs terms=('position',)")
     return attn
 
 
@@ -155,8 +155,8 @@ def attention_to_conv(
     if isinstance(attn, ConvAttention):
         if (kernel_size, grid_size, padding_mode) != (None, None, None):
             raise ValueError(
-                f'kernel_size={kernel_size}, grid_size={grid_size}, padding_mode={padding_mode}: a ConvAttention has '
-                'its own, leave them out')
+                f'kernel_size={kernel_size}, grid_size={grid_size}, padding_mode={padding_mode}: leave them out, a '
+                'ConvAttention has its own')
         return conv_attention_to_conv(attn, inputs)
     attn = check_position_only(attn)
     if inputs is not None and (inputs.dim() != 4 or inputs.shape[-1] != attn.dim):
@@ -235,7 +235,7 @@ def reparameterizable(
     model = copy.deepcopy(model)
     layers: Any = [m for m in model.modules() if isinstance(m, SelfAttention2d) and m.terms == ('position',)]
     if not layers:
-        raise ValueError("model: all layers look at content, which no convolution does; needs terms=('position',)")
+        raise ValueError("model: attention depends on content in all layers; needs terms=('position',)")
     for attn in layers:  # timm calls fuse(); a deep copy of the layer copies the partial with it
         attn.fuse = partial(as_conv, attn, kernel_size=kernel_size, grid_size=grid_size, padding_mode=padding_mode)
     return model

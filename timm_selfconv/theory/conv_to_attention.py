@@ -33,10 +33,10 @@ def check_conv(conv: nn.Module) -> Conv:
     if not isinstance(conv, CONVS):
         raise ValueError(f'conv={name}: needs an nn.Conv1d, nn.Conv2d or nn.Conv3d')
     if nn.parameter.is_lazy(conv.weight):
-        raise ValueError(f'conv={name}: is lazy and needs to have seen an input first')
+        raise ValueError(f'conv={name}: is lazy; call it with an input first')
     kind = next(kind for kind in CONVS if isinstance(conv, kind))
     if any(getattr(getattr(conv, f), '__func__', None) is not getattr(kind, f) for f in ('forward', '_conv_forward')):
-        raise ValueError(f'conv={name}: has a forward of its own, needs that of nn.{kind.__name__}')
+        raise ValueError(f'conv={name}: has a custom forward, needs the forward of nn.{kind.__name__}')
     names = {name for name, _ in conv.named_parameters()}
     if names not in ({'weight'}, {'weight', 'bias'}) or hooked(conv):
         raise ValueError(f'conv={name}: is parametrized, pruned or hooked; remove that first, or make it permanent')
@@ -45,7 +45,7 @@ def check_conv(conv: nn.Module) -> Conv:
     centers = tap_centers(conv.kernel_size, conv.dilation)
     if not torch.equal(centers.to(conv.weight.dtype).to(centers.dtype), centers):
         raise ValueError(
-            f'dilation={conv.dilation}: {conv.weight.dtype} does not hold the offsets of its taps; convert in float32')
+            f'dilation={conv.dilation}: {conv.weight.dtype} cannot represent the tap offsets; convert in float32')
     return conv
 
 
@@ -154,7 +154,7 @@ def convs_to_attention(
         content: int = 0,
         input_size: Optional[Sequence[int]] = None,
 ) -> Tuple[nn.Module, ConversionReport]:
-    """Replace convolutions of a net, all or some, by attention; see :func:`conv_to_attention`.
+    """Replace all or some convolutions of a net by attention, see :func:`conv_to_attention`.
 
     Args:
         model: A net with nn.Conv1d, Conv2d, Conv3d or timm's Conv2dSame modules, which stays unchanged.
@@ -206,8 +206,8 @@ def convs_to_attention(
     functions = [n for n in convolving if n not in kept and matches(n, patterns)]  # a function chooses modules only
     if functions:
         raise ValueError(
-            f'model: convolves by functions, not by modules to replace, in {", ".join(functions)}; where can leave '
-            'these out')
+            f'model: functional convolutions in {", ".join(functions)} cannot be replaced; where can exclude these '
+            'modules')
     return attention, ConversionReport(
         convs=len(replaced),
         heads=sum(m.num_heads for m in attention.modules() if isinstance(m, ConvAttention)),

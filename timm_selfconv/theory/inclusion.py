@@ -1,4 +1,4 @@
-"""A ladder of nets: each attention contains the ones below it exactly, borders included.
+"""Inclusion of nets in richer nets. Each step is exact, also at the borders:
 
 - quadratic in general quadratic: the square root of the precision is ``S = spread I``;
 - quadratic in learned: a score is a function of the row offset plus a function of the column offset;
@@ -21,7 +21,7 @@ from .pruning import block_attentions
 
 __all__ = ['include']
 
-RUNGS = (
+STEPS = (
     'quadratic -> quadratic_gen', 'quadratic -> learned', 'position -> learned content + content_position',
     'position -> position and further terms', 'heads -> more heads')
 POSITION = frozenset({'position'})
@@ -61,7 +61,7 @@ def as_tables(source: Any, encoding: LearnedEncoding, scale: float = 1.) -> Dict
     """Tables and keys by name: their products times ``scale`` are the source's scores."""
     rows, cols, cross = source.offset_tables(*((len(t) + 1) // 2 for t in (encoding.row_table, encoding.col_table)))
     if cross.any():
-        raise ValueError('no rung leads there: a full precision couples rows and columns')
+        raise ValueError('its encoding needs separate rows and columns, but a full precision couples them')
     channels = encoding.row_table.shape[1]
     rows, cols = ((scores - scores.amax(dim=1, keepdim=True)) / scale for scores in (rows, cols))
     (row_table, row_keys), (col_table, col_keys) = factor_scores(rows, channels), factor_scores(cols, channels)
@@ -71,7 +71,7 @@ def as_tables(source: Any, encoding: LearnedEncoding, scale: float = 1.) -> Dict
 def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tensor]:
     if not isinstance(source, QuadraticEncoding) or not isinstance(encoding, QuadraticEncoding) or (
             source.full > encoding.full):
-        raise ValueError('no rung leads to its encoding')
+        raise ValueError('its encoding cannot express the encoding of the model')
     spreads = source.spreads
     if encoding.spreads.dim() > spreads.dim():
         spreads = spreads[:, None, None] * torch.eye(2).to(spreads)
@@ -79,7 +79,7 @@ def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tens
 
 
 def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
-    """Give the first heads of a target the scores of a source."""
+    """Set the scores of the first heads of a target to the scores of a source."""
     (_, terms), (encoding, rich_terms) = kind(source), kind(target)
     given, filled = ({name: t for name, t in attn.state_dict().items() if not name.startswith(('value.', 'proj.'))}
                      for attn in (source, target))
@@ -101,7 +101,7 @@ def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
             'query.bias': bias, 'encoding.row_table': tables['row_table'], 'encoding.col_table': tables['col_table']}
         zeros = {'query.weight', 'key.weight', 'key.bias'}
     else:
-        raise ValueError('no rung leads there')
+        raise ValueError('its attention cannot express the attention of the model')
     for name, tensor in filled.items():  # heads come first, but tables and numbers have none
         if name in given:
             if name.endswith('table') and tensor.shape != given[name].shape:
@@ -191,7 +191,7 @@ def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
 
 
 def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet:
-    """Convert a net to one with a richer attention; the logits are equal to rounding.
+    """Copy a net into one with a more general attention; the logits are equal up to rounding.
 
     Gradients reach every new parameter within two steps. Position scores are large, so train at a low learning rate.
 
@@ -204,7 +204,7 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
         The richer net, in the model's mode.
 
     Raises:
-        ValueError: If no rung of the ladder leads there, the nets differ in something else, or a part of either is
+        ValueError: If the target cannot express the model, the nets differ in something else, or a part of either is
             wrapped, parametrized or hooked.
     """
     block_attentions(model)  # refuses other nets
@@ -221,5 +221,6 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
         fill(rich, model)
     except ValueError as e:
         raise ValueError(
-            f'model={describe(model)} is not in target={describe(rich)}: {e}; the rungs are {", ".join(RUNGS)}') from e
+            f'model={describe(model)} is not in target={describe(rich)}: {e}; '
+            f'possible steps are {", ".join(STEPS)}') from e
     return rich.train(model.training)

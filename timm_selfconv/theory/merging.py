@@ -110,7 +110,7 @@ def merge_heads(
         weight = attn.value.weight.detach().double()
         variance = float(((weight @ covariance) * weight).sum())
         if not variance > 0:
-            raise ValueError(f'images: layer {layer} sees the same at all of their pixels, or no numbers')
+            raise ValueError(f'images: the inputs of layer {layer} are equal at all pixels, or not finite')
         covariance.diagonal().add_(RIDGE * covariance.diagonal().mean())
         dropped, values, loss = merge_values(covariance, weight.T.reshape(heads, attn.dim, -1), keep)
         report.append(HeadMerge(layer, tuple(dropped), (max(loss, 0.) / variance) ** 0.5))

@@ -48,7 +48,7 @@ class Student(nn.Module):
                 ('the net', net, self.layers), ('its teacher (kd_model_name)', teacher, self.stages)):
             infos = list(getattr(each, 'feature_info', ()))
             if layers and max(layers) >= len(infos):
-                raise ValueError(f'layer {max(layers)}, counted from 0: {role} has {len(infos)}')
+                raise ValueError(f'layer {max(layers)}: {role} has {len(infos)} layers, counted from 0')
             channels.append([infos[layer]['num_chs'] for layer in layers])
         self.heads = nn.ModuleList([nn.Conv2d(ours, theirs, 1) for ours, theirs in zip(*channels)])
 

@@ -41,7 +41,7 @@ def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
     if args.num_classes is not None:
         names = tuple(label_numbers(datasets[0]))
         if len(names) not in (0, args.num_classes):
-            raise ValueError(f'num_classes={args.num_classes}: the training images have {len(names)}, {names}')
+            raise ValueError(f'num_classes={args.num_classes}: the training images have {len(names)} classes, {names}')
         if args.num_classes != model.num_classes or (names and names != label_names(model)):
             model.reset_classifier(args.num_classes)
             model.pretrained_cfg.update(label_names=names or None, tag=None)
@@ -122,7 +122,7 @@ def create_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.
     with as_value_error(f'opt={args.opt!r}'):
         optimizer = create_optimizer_v2(model, **optimizer_kwargs(args), param_group_fn=groups, **fused)
     if getattr(optimizer, 'is_second_order', False):
-        raise ValueError(f'opt={args.opt!r}: needs second derivatives, which timm_selfconv.train does not take')
+        raise ValueError(f'opt={args.opt!r}: needs second derivatives, which the trainer does not compute')
     return optimizer
 
 

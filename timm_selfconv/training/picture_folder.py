@@ -18,10 +18,11 @@ def read_classes(folder: Path) -> PictureReader:
     reader, where = PictureReader(folder), f'folder={str(folder)!r}'
     strays = [file for file, _ in reader.samples if len(Path(file).relative_to(folder).parts) != 2]
     if strays:
-        raise ValueError(f'{where}: needs pictures in {folder / "CLASS"}, has {len(strays)} elsewhere, as {strays[0]}')
+        raise ValueError(
+            f'{where}: needs pictures in {folder / "CLASS"}, but {len(strays)} are elsewhere, e.g. {strays[0]}')
     empty = sorted({p.name for p in folder.iterdir() if p.is_dir() and not is_hidden(p.name)} - {*reader.class_to_idx})
     if empty:
-        raise ValueError(f'{where}: needs pictures ({", ".join(PICTURES)}) of each class, has none of {empty}')
+        raise ValueError(f'{where}: needs pictures ({", ".join(PICTURES)}) of each class, but {empty} have none')
     return reader
 
 
@@ -32,7 +33,8 @@ def hold_out(reader: PictureReader, seed: int) -> List[Any]:
     for name, label in reader.class_to_idx.items():
         samples = [sample for sample in reader.samples if sample[1] == label]
         if len(samples) < 2:
-            raise ValueError(f'folder={reader.root!r}: needs 2 pictures of {name!r}, one to hold out, has 1')
+            raise ValueError(
+                f'folder={reader.root!r}: needs 2 pictures of each class or more, to hold one out; {name!r} has 1')
         order = torch.randperm(len(samples), generator=generator)
         held.update(samples[i] for i in order[:max(1, round(HELD_OUT * len(samples)))])
     parts = [copy.copy(reader), copy.copy(reader)]
@@ -59,7 +61,7 @@ def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDat
         raise ValueError(f'folder={str(folder)!r}: no such folder')
     train, validation = first_folder(folder, *TRAIN), first_folder(folder, *VALIDATION, 'test')
     if validation is not None and train is None:
-        raise ValueError(f'folder={str(folder)!r}: has {validation.name}, needs train beside it')
+        raise ValueError(f'folder={str(folder)!r}: has a folder {validation.name}, so it needs a folder train too')
     reader = read_classes(train or folder)
     if len(reader.class_to_idx) < 2:
         raise ValueError(f'folder={reader.root!r}: needs at least 2 classes, has {list(reader.class_to_idx)}')
@@ -69,5 +71,5 @@ def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDat
         readers, told = [reader, read_classes(validation)], f'all pictures in {validation.name}'
         classes, found = (list(each.class_to_idx) for each in readers)
         if found != classes:
-            raise ValueError(f'folder={readers[1].root!r}: needs the training classes, {classes}, has {found}')
+            raise ValueError(f'folder={readers[1].root!r}: needs the training classes {classes}, has {found}')
     return PictureDataset('', readers[0]), PictureDataset('', readers[1]), told

@@ -37,8 +37,8 @@ def train(
 ) -> Training:
     """Train the model of a recipe (:func:`~timm_selfconv.training.recipes.read_recipe`), or resume the run in a folder.
 
-    ``datasets`` are training and validation images (:func:`timm_selfconv.data.open_dataset`), ``batches`` their number
-    per epoch, None for all full batches.
+    ``datasets`` are training and validation images (:func:`timm_selfconv.data.open_dataset`). ``batches`` counts the
+    batches of an epoch, None for all full ones.
 
     Raises:
         ValueError: If recipe, data and folder do not fit together, or another training uses the folder.

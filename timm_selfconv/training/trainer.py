@@ -52,8 +52,8 @@ def compile_backend(wanted: Optional[str], device: torch.device) -> Optional[str
 class Training:
     """The model of a recipe (:func:`~timm_selfconv.training.net.create_net`), its optimizer and the state of training.
 
-    ``data`` are training images and labels on the device, ``batches`` is their number per epoch, None for all full
-    batches. Raises a ValueError if recipe, model and data do not fit together.
+    ``data`` are training images and labels on the device. ``batches`` is the number of batches per epoch, None for
+    all full batches. Raises a ValueError if recipe, model and data do not fit together.
     """
 
     def __init__(self, args: argparse.Namespace, model: Any, data: Images, batches: Optional[int] = None):

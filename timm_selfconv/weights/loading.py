@@ -1,4 +1,4 @@
-"""Weights of the zoo from files of the package, else from the Hub with a checksum."""
+"""Weights of the zoo, from the package or else from the Hub, with a checksum."""
 import os
 from contextlib import contextmanager
 from pathlib import Path

@@ -105,7 +105,7 @@ def table(facts: Dict[str, Any]) -> str:
 
 
 def limits(accuracy: float, images: int, facts: Dict[str, Any]) -> str:
-    """The section of a card about limits of the net and of its accuracy."""
+    """Return the section of a card about the limits of the net and of its accuracy."""
     points = 196 * (accuracy * (1 - accuracy) / images) ** 0.5
     lines = [
         'It assigns one of the classes above to every image.',
@@ -144,7 +144,7 @@ def model_card(
         name: str, summary: str, accuracy: float, images: int, facts: Dict[str, str],
         measured_on: Optional[str] = None, file: Optional[str] = None,
 ) -> str:
-    """The model card of weights of the zoo, with the Hub's metadata (:func:`card_text`).
+    """Return the model card of weights of the zoo, with the Hub's metadata (:func:`card_text`).
 
     ``accuracy``, between 0 and 1, was measured on this number of ``images``. ``measured_on`` describes them, by default
     as the CIFAR-10 test split, which the metadata names too. The code of the card loads ``file``, by default the tag.

@@ -26,7 +26,7 @@ def test_learned_encoding_needs_halves_for_queries():
         LearnedEncoding(2, 5, (4, 4), content_position=True)
 
 
-def test_sinusoids_are_those_of_vaswani_in_each_half():
+def test_each_half_has_the_sinusoids_of_vaswani():
     encoding = AbsoluteEncoding(16, (3, 5), learned=False, dtype=torch.float64)
     vectors = encoding(torch.zeros(1, 3, 5, 16))[0]
     for row in range(3):

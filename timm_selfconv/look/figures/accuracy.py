@@ -44,7 +44,7 @@ def read_curve(run: Union[str, Path]) -> Curve:
         with path.open(newline='') as file:
             rows = list(csv.DictReader(file))
     else:
-        raise ValueError(f"run={str(run)!r}: needs a net whose history ships, or a folder with {HISTORY} or the "
+        raise ValueError(f"run={str(run)!r}: needs a net with a shipped history, or a folder with {HISTORY} or the "
                          "summary.csv of timm's train script")
     try:
         for row in rows:
@@ -84,7 +84,7 @@ def final_accuracies(runs: Sequence[Curve]) -> List[float]:
 
 @styled
 def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
-    """Validation accuracy and training loss over epochs: the mean of the runs of a name, and a band from least to most.
+    """Validation accuracy and training loss over epochs: mean and range of the runs with the same name.
 
     Args:
         curves: From :func:`read_curves`.

@@ -90,7 +90,7 @@ def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, que
 
 
 def early(epochs: Sequence[float], columns: int) -> List[float]:
-    """At most ``columns`` of the epochs, dense at the start, where heads move most; the last one is included."""
+    """At most ``columns`` of the epochs, with the last one, and dense at the start, where heads move most."""
     last, steps = len(epochs) - 1, columns - 2
     chosen = {last} if steps < 0 else {0, last, *(min(last, round(last ** (k / steps))) for k in range(steps))}
     return [epochs[i] for i in sorted(chosen)]
@@ -107,7 +107,7 @@ def history_blobs(model: nn.Module, path: Path, columns: int) -> Tuple[Dict[floa
     blobs = {}
     for epochs in early(sorted(rows), columns):
         if own != name or [len(layer) for layer in rows[epochs]] != heads:
-            raise ValueError(f'{path}: is of another net, {name}, than {own}')
+            raise ValueError(f'{path}: belongs to the net {name}, not to {own}')
         layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
         blobs[epochs] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
     return blobs, grid
@@ -141,7 +141,7 @@ def training_blobs(
             f'model={type(model).__name__}: its centres are not parameters, so checkpoints do not show its training')
     paths: Dict[float, Path] = {int(path.name[11:-8]): path for path in Path(run).glob('checkpoint-*[0-9].pth.tar')}
     if not paths:
-        raise ValueError(f'run={str(run)!r}: needs a net whose history ships, or a folder with {HISTORY} or '
+        raise ValueError(f'run={str(run)!r}: needs a net with a shipped history, or a folder with {HISTORY} or '
                          'checkpoint-*.pth.tar files')
     for epoch in early(sorted(paths), columns):
         try:

@@ -1,4 +1,4 @@
-"""All the figures that apply to a net."""
+"""All figures that apply to a net."""
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -77,16 +77,16 @@ def draw_figures(
             one name, the run belongs to another net, or an argument does not apply to the net.
     """
     if len({*names, f'{WINDOW}x{WINDOW}'}) <= len(names):
-        raise ValueError(f'names={list(names)}: needs a name of its own for each image, none of them {WINDOW}x{WINDOW}')
+        raise ValueError(f'names={list(names)}: needs a different name for each image, and not {WINDOW}x{WINDOW}')
     vector = has_footprints(model)
     if vector:
         given = [name for name, value in dict(query=query, run=run, versus=versus).items() if value]
         if given or part != 'both':
-            raise ValueError(f'{", ".join(given or ["part"])}: not for vector attention, which has footprints only')
+            raise ValueError(f'{", ".join(given or ["part"])}: vector attention has only footprints')
     content = vector or (looks_at_content(model) and part != 'position')
     if images is None:
         if content:
-            raise ValueError('images: this net looks at content, so its attention depends on the pictures; name some')
+            raise ValueError('images: needs at least one picture, because the attention of this net depends on content')
         images = torch.zeros(1, *get_model_input_config(model)['input_size'])
     if vector:
         weights = mean_over(images, lambda batch: [w.mean((2, 3)) for w in footprint_weights(model, batch)])

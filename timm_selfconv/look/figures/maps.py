@@ -131,7 +131,7 @@ def draw_rows(
         picture: Optional[torch.Tensor] = None,
         over: bool = False,
 ) -> Figure:
-    """Images, shape (heads, h, w) per layer, on one colour scale; layers with many heads take several lines.
+    """Draw images, shape (heads, h, w) per layer, on one colour scale. Layers with many heads take several lines.
 
     For attention, ``orders`` has the order of the heads, each drawn with its largest value; ``marks`` has a pixel to
     frame for each layer. The picture, shape (height, width, 3), is above the maps, and with ``over`` below each map

@@ -86,7 +86,7 @@ def finish_axes(figure: Figure) -> None:
 
 @styled
 def figure_heads(nets: Mapping[str, Sequence[LayerReport]], kernel_size: int, small: str = '') -> Figure:
-    """Statistics of the heads of several nets, a column per net, a mark per head.
+    """Draw statistics of the heads of several nets, with a column per net and a mark per head.
 
     Args:
         nets: Reports from :func:`timm_selfconv.look.heads.report_heads`, by title of the column.
@@ -129,7 +129,7 @@ def figure_statistics(
         against: Mapping[str, Sequence[LayerReport]] = {},
         net: str = '',
 ) -> Figure:
-    """Residual to all K x K convolutions and statistics of the heads, a step per layer, a mark per head.
+    """Draw the residual to K x K convolutions and statistics of heads, with a step per layer and a mark per head.
 
     Args:
         layers: From :func:`timm_selfconv.look.heads.report_heads`.
