@@ -1,10 +1,10 @@
-"""Folders of pictures, a folder a class."""
+"""Folders of pictures with one folder per class."""
 import numpy as np
 from PIL import Image
 
 
 def fill(folder, names, count=1, size=(32, 32), seed=0):
-    """Make a folder for each name with so many pictures of noise, 0.png and so on; returns the folder of all."""
+    """Make a folder for each name with pictures of noise (0.png, ...), and return the parent folder."""
     rng = np.random.default_rng(seed)
     for name in map(str, names):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -14,7 +14,7 @@ def fill(folder, names, count=1, size=(32, 32), seed=0):
 
 
 def fill_splits(folder, *names, size=(32, 32)):
-    """Fill a folder as timm's image folders are: of each class 12 pictures to train on and 3 to test."""
+    """Fill a folder in the layout of timm's image folders, with 12 training and 3 test pictures per class."""
     for split, count in (('train', 12), ('test', 3)):
         fill(folder / split, names, count, size, seed=count)
     return folder

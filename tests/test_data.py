@@ -31,7 +31,7 @@ def float_picture(*values):
 
 @pytest.mark.parametrize('pixels,mode', [
     (float_picture(0, .5, float('nan')), 'F'), (float_picture(0, 99, 255), 'F'), ((GREY * 255).astype(np.int32), 'I')])
-def test_pictures_whose_black_and_white_nobody_knows_are_refused(tmp_path, pixels, mode):
+def test_pictures_with_an_unknown_range_of_values_are_refused(tmp_path, pixels, mode):
     Image.fromarray(pixels).save(tmp_path / 'grey.tif')
     with pytest.raises(ValueError, match=rf"image '.*grey.tif': mode {mode!r} .*needs 8 or 16 bits"):
         open_images([tmp_path / 'grey.tif'])
@@ -53,15 +53,15 @@ def test_labels_that_are_no_class_numbers_are_refused(tmp_path):
 
 @pytest.mark.parametrize('name,value', [
     ('interpolation', 'x'), ('input_size', (3, -1, -1)), ('label_names', 'abcdefghij')])
-def test_a_configuration_that_makes_no_sense_is_refused(name, value):
-    """As one from the Hub may be."""
+def test_a_bad_configuration_is_refused(name, value):
+    """A net from the Hub can have such a configuration."""
     model = timm.create_model('resnet_tiny_cifar', channels=(8,) * 4, pretrained_cfg_overlay={name: value})
     with pytest.raises(ValueError, match=rf'configuration .*{name}.*(cannot be used|needs a list of names)'):
         top_classes(model, [Image.new('RGB', (40, 40))], 1)
 
 
 def test_hidden_things_are_no_data(tmp_path, caplog):
-    """For finetune, train, eval and classify."""
+    """finetune, train, eval and classify ignore hidden files."""
     fill(tmp_path, ['dog', 'cat'], 3)
     shown = sorted(map(str, tmp_path.rglob('*.png')))
     fill(tmp_path, ['.ipynb_checkpoints', '.git/objects', '__MACOSX/cat', 'cat/.thumbs', 'Thumbs.db'], 1)
@@ -87,7 +87,7 @@ def classes(names, *folders):
 def test_names_are_matched_loosely_only_if_they_stay_distinct():
     assert classes(['a_b', 'a-b'], 'a-b', 'a_b') == {0: 1, 1: 0}
     assert classes(['Cat', 'fire truck'], 'cat', 'fire_truck') == {0: 0, 1: 1}
-    with pytest.raises(ValueError, match="classes: the dataset's are"):
+    with pytest.raises(ValueError, match="classes: the dataset has"):
         classes(['A', 'a', 'b'], 'B', 'a')  # loosely, A and a are one name
 
 
@@ -96,7 +96,7 @@ def test_folders_of_numbers_are_the_net_s_names_or_the_numbers_of_its_classes():
     assert classes(one_to_nine, '1', '2', '9') == {0: 0, 1: 1, 2: 8} and classes(None, '3', '7') == {0: 3, 1: 7}
     assert classes(None, 'cat', '7') is None
     for names in (one_to_nine, ['cat', 'dog', 'eel']):
-        with pytest.raises(ValueError, match=r"the dataset's are \['0', '1', '2'\]"):
+        with pytest.raises(ValueError, match=r"the dataset has \['0', '1', '2'\]"):
             classes(names, '0', '1', '2')
 
 

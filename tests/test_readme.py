@@ -1,4 +1,4 @@
-"""Every code block of the README and of its chapters runs, in this process where that is possible."""
+"""Every code block of the README and its chapters runs, in this process if possible."""
 import copy
 import os
 import re
@@ -62,7 +62,7 @@ def test_every_line_has_a_test_here():
 
 @pytest.fixture
 def registry(monkeypatch):
-    """A copy of timm's registry, which blocks may add to."""
+    """A copy of timm's registry that blocks can change."""
     for name, value in list(vars(_registry).items()):
         if isinstance(value, (dict, set)) and not name.startswith('__'):
             monkeypatch.setattr(_registry, name, copy.copy(value))
@@ -93,7 +93,7 @@ DATASET = 'hfds/uoft-cs/cifar10'
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A folder with what the commands take for granted: a picture, and what a training run leaves."""
+    """A folder with the files that the commands need: pictures, and a training run."""
     Image.new('RGB', (50, 40), 'white').save(tmp_path / 'cat.jpg')
     (tmp_path / 'run').mkdir()
     (tmp_path / 'run' / 'summary.csv').write_text('epoch,eval_top1\n0,40.5\n1,50.25\n')

@@ -23,7 +23,7 @@ def load(recipe):
 
 @pytest.fixture
 def train_py(timm_scripts, as_a_script):
-    """The script as a module, imported anew: its parser keeps the defaults of the last recipe that it read."""
+    """Import the script again, because its parser keeps the defaults of the last recipe."""
     spec = importlib.util.spec_from_file_location('train_py', Path(timm_scripts) / 'train.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -31,7 +31,7 @@ def train_py(timm_scripts, as_a_script):
 
 
 def misfits(recipe, parser):
-    """Keys that train.py would take wrongly: it sets a recipe's values as defaults, unchecked and as they are."""
+    """Yield keys that train.py would read wrongly, because it does not check defaults from recipes."""
     actions = {action.dest: action for action in parser._actions}
     for key in recipe.keys() - IGNORED:
         value, flag = recipe[key], f"--{key.replace('_', '-')}"

@@ -33,7 +33,7 @@ def create_parser() -> Parser:
     parser.add_argument('--version', action='version', version=f'%(prog)s {__version__}')
     commands = parser.add_subparsers(
         required=True, dest='command', metavar='COMMAND', prog=parser.prog, help=argparse.SUPPRESS)
-    lines = ['Self-attention networks that contain every convolution, as timm models.']
+    lines = ['Self-attention networks that can express any convolution, as timm models.']
     for group, members in COMMANDS.items():
         lines.append(f'\n{group}:')
         for name, (function, arguments) in members.items():
@@ -73,7 +73,7 @@ def quieten() -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run a command. A mistake of the user gives one line and exit status 2, a bug its traceback."""
+    """Run a command. Print one line for a mistake of the user (exit status 2), and the traceback of a bug."""
     quieten()  # before commands import these libraries
     try:
         try:

@@ -116,7 +116,7 @@ def check_labels(what: str, labels: torch.Tensor, num_classes: int) -> None:
 
 
 def label_numbers(dataset: Any) -> Dict[str, int]:
-    """Return the labels of a dataset by class name, empty without names."""
+    """Return the labels of a dataset by class name, or an empty dictionary if it has no names."""
     return getattr(dataset.reader, 'class_to_idx', None) or {}
 
 
@@ -142,8 +142,8 @@ def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
         if len(classes) == len(names) and len(wanted) == len(labels) and wanted <= classes.keys():
             return {label: classes[spelled(name)] for name, label in labels.items()}
     raise ValueError(
-        f"classes: the dataset's are {sorted(labels)}, the model's {names}; rename the folders, or "
-        f'train a model for these: timm-selfconv finetune, or the key num_classes={len(labels)}')
+        f'classes: the dataset has {sorted(labels)}, the model has {names}; rename the folders, or train a model for '
+        f'these classes (timm-selfconv finetune, or the key num_classes={len(labels)})')
 
 
 def column_names(data: str) -> List[str]:
@@ -210,7 +210,7 @@ def data_name(data: str) -> str:
 
 
 def sample_pictures(data: str, split: str, input_key: str, count: int) -> List[Image.Image]:
-    """Sample evenly spaced pictures of a dataset (:func:`open_dataset`), which gives all classes if it is sorted."""
+    """Sample evenly spaced pictures of a dataset (:func:`open_dataset`), so that a sorted one gives all classes."""
     dataset = open_dataset(data, split, input_key, None)
     numbers = trange(min(count, len(dataset)), desc='pictures', leave=False, disable=None)
     return [dataset[i * len(dataset) // len(numbers)][0] for i in numbers]
@@ -243,7 +243,7 @@ def rank_classes(model: nn.Module, batch: torch.Tensor) -> List[List[Tuple[str, 
 
 
 def top_classes(model: nn.Module, images: Sequence[Image.Image], count: int) -> List[List[Tuple[str, float]]]:
-    """Return names and probabilities of the most probable classes of pictures, which it preprocesses."""
+    """Preprocess pictures, and return names and probabilities of their most probable classes."""
     return [ranked[:count] for ranked in rank_classes(model.eval(), preprocess(model, images))]
 
 

@@ -1,4 +1,4 @@
-"""Commands that evaluate and transform nets: eval, include, prune; train is tested by what include prints."""
+"""Commands that evaluate and transform nets: eval, include, prune. `train` runs in the commands that include prints."""
 import json
 import shlex
 
@@ -28,12 +28,12 @@ def test_eval(checkpoint, named, capsys):
 
 
 def printed(out):
-    """What a command prints behind `Use it` and `Train it`."""
+    """Return the lines that a command prints after `Use it` and `Train it`."""
     return [line.split(':', 1)[1].strip() for line in out.splitlines() if line.startswith(('Use it:', 'Train it:'))]
 
 
 def check_training(line, pictures, folder, model):
-    """Run the printed command at nearly no learning rate, and compare the weights."""
+    """Run the printed command at a tiny learning rate, and compare the weights."""
     program, command, *arguments = shlex.split(line)
     assert (program, command) == ('timm-selfconv', 'train')
     main([command, *arguments, '--data', str(pictures.parent), '--device', 'cpu', 'train_split=test', 'val_split=test',
@@ -91,12 +91,12 @@ def test_include_and_what_it_says_trains_on(tmp_path, capsys, refused):
     check_training(train, tmp_path / 'data' / 'test', output, rich)
     capsys.readouterr()
     refused('exists', include)
-    refused('no rung leads there', [
+    refused('cannot express the attention', [
         'include', f"local-dir:{tmp_path / 'rich'}", 'sa_quadratic_cifar', '--output', tmp_path / 'poor'])
     assert not (tmp_path / 'poor').exists()
 
 
-def test_prune_the_heads_one_names(degenerate, little, tmp_path, refused):
+def test_prune_named_heads(degenerate, little, tmp_path, refused):
     output = ['--output', str(tmp_path / 'pruned')]
     refused('nothing to prune', ['prune', little, *output])
     main(['prune', degenerate, *output, '--heads', '0:1,2', '1:0'])

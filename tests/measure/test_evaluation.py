@@ -56,9 +56,9 @@ def test_folders_are_matched_by_name_not_by_position(tmp_path):
     result = evaluate(RedMeter(), str(tmp_path))
     assert result.top1 == 1 and list(result.per_class) == ['cat', 'dog', 'ship']
     (tmp_path / 'Ship').rename(tmp_path / 'boat')
-    with pytest.raises(ValueError, match=r"\['boat', 'cat', 'dog'\], the model's \['airplane'"):
+    with pytest.raises(ValueError, match=r"\['boat', 'cat', 'dog'\], the model has \['airplane'"):
         evaluate(RedMeter(), str(tmp_path))
-    with pytest.raises(ValueError, match=r"classes: the dataset's are \[''\]"):  # of a folder without folders
+    with pytest.raises(ValueError, match=r"classes: the dataset has \[''\]"):  # of a folder without folders
         evaluate(RedMeter(), str(tmp_path / 'cat'))
 
 

@@ -1,4 +1,4 @@
-"""Training on one device, against torch's and timm's own."""
+"""Training on one device, against torch and timm."""
 import copy
 import time
 import timeit
@@ -63,8 +63,8 @@ def test_rates_of_dropout_and_mixing_are_the_recipe_s(training):
     assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.mix_prob) == (0.4, 1., 0.7)
 
 
-def test_the_average_is_that_of_the_weights(training, one_epoch):
-    """timm's begins with the first step's."""
+def test_the_moving_average_is_of_the_weights(training, one_epoch):
+    """timm's average starts with the first step."""
     each, states = training(*STILL, 'lr=0.5', 'batch_size=12', 'model_ema=true', 'model_ema_decay=0.75'), []
     each.optimizer.register_step_post_hook(lambda *_: states.append(copy.deepcopy(each.model.state_dict())))
     one_epoch(each)
@@ -100,7 +100,7 @@ def test_each_image_size_is_a_graph_without_symbolic_shapes(tmp_path, run):
 
 
 def test_inductor_without_triton_falls_back(monkeypatch, capsys):
-    """On a GPU: on a CPU it needs none."""
+    """Only on a GPU. inductor needs no Triton on a CPU."""
     assert [compile_backend(wanted, CPU) for wanted in (None, '', 'inductor')] == [None, None, 'inductor']
     for works, backend in ((True, 'inductor'), (False, None)):
         monkeypatch.setattr(trainer, 'has_triton', lambda works=works: works)
@@ -109,7 +109,7 @@ def test_inductor_without_triton_falls_back(monkeypatch, capsys):
 
 
 def test_bfloat16_is_for_devices_that_gain_by_it(tmp_path, capsys, monkeypatch, run, training):
-    """And a run that goes on keeps its precision on any device."""
+    """A resumed run keeps its precision on any device."""
     more = ['--batches', '1', 'epochs=2', 'amp=true', SMALL]
     for amp in (False, True):
         output = tmp_path / str(amp)
@@ -141,7 +141,7 @@ def test_muon_has_bfloat16_where_the_processor_gains_by_it(bfloat16, monkeypatch
 
 
 def test_this_cpu_is_timed():
-    """Another size and another clock, where the two dtypes are clearly apart."""
+    """With another size and timer than the trainer. The test needs a clear difference between the dtypes."""
     half, whole = (torch.ones(768, 768, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     seconds = (min(timeit.repeat(lambda x=x: x @ x, number=1, timer=time.process_time)) for x in (whole, half))
     ratio = next(seconds) / next(seconds)
@@ -149,8 +149,8 @@ def test_this_cpu_is_timed():
         assert gains_by_bfloat16(CPU) is (ratio > 1)
 
 
-def test_one_step_is_that_of_torch_s_optimiser(training, one_epoch):
-    """Augmentation off, one batch of all images: its order does not matter."""
+def test_one_step_equals_torch_s_optimiser(training, one_epoch):
+    """Without augmentation, and with all images in one batch, so that their order does not matter."""
     training = training(*STILL, 'lr=0.5', 'sched_on_updates=true', 'batch_size=24', 'clip_grad=0.1')
     args = training.args
     torch.manual_seed(args.seed)
@@ -172,8 +172,8 @@ def test_one_step_is_that_of_torch_s_optimiser(training, one_epoch):
     torch.testing.assert_close(training.model.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-6)
 
 
-def test_the_hardest_half_is_that_of_the_highest_losses(training, one_epoch, monkeypatch):
-    """From the epoch on that it begins with, of single images at its size, in the batches that there are anyway."""
+def test_the_hardest_half_has_the_highest_losses(training, one_epoch, monkeypatch):
+    """From its first epoch on, by the loss of each image at the given size, within the usual batches."""
     training = training('epochs=2', 'batch_size=9', 'img_sizes={0: 32}', 'hardest_half={1: 16}', SMALL)
     seen = []
 
@@ -199,7 +199,7 @@ def test_the_hardest_half_is_that_of_the_highest_losses(training, one_epoch, mon
 
 
 def test_choosing_the_hardest_half_leaves_statistics_mode_and_gradients(training, monkeypatch, one_epoch):
-    """Autocast of older torches keeps its copies of weights, which have no gradients after a choice without them."""
+    """Autocast of older torch versions caches weights without gradients."""
     monkeypatch.setattr(trainer, 'gains_by_bfloat16', lambda device: True)
     training = training('model=resnet_tiny_cifar', 'model_kwargs={}', 'amp=true', 'epochs=2', 'hardest_half={0: 16}')
     net = training.model.train()
@@ -231,7 +231,7 @@ def test_small_images_first_and_validation_at_full_size(training, one_epoch):
 
 @pytest.mark.parametrize('off,mixed', [(0, [True, True]), (1, [True, False])])
 def test_images_are_mixed_until_an_epoch(off, mixed, training, one_epoch):
-    """A net that stands still has the loss of the images as they are from then on; 0 is never, as timm has it."""
+    """From then on, a frozen net has the loss of unmixed images. 0 means never, as in timm."""
     plain, ours = (
         [one_epoch(each) for _ in range(2)] for each in (
             training(*STILL, 'lr=1e-12'), training(*STILL, 'lr=1e-12', 'cutmix=1', f'mixup_off_epoch={off}')))

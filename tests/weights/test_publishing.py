@@ -22,7 +22,7 @@ FILES = {'README.md', 'config.json', 'model.safetensors'}
 
 @pytest.fixture
 def client(monkeypatch, tmp_path):
-    """Change constants of the client, which reads the environment only on import."""
+    """Change constants of the Hub's client, which reads the environment only on import."""
     def change(**constants):
         for name, value in constants.items():
             monkeypatch.setattr(f'huggingface_hub.constants.{name}', value)
@@ -105,12 +105,12 @@ def test_missing_repositories_and_nets_are_named(hub, refused):
 
 @pytest.fixture
 def light(tmp_path, monkeypatch):
-    """The package without weight files, as the index has it."""
+    """The package without weight files, as on the package index."""
     monkeypatch.setattr(loading, 'weights_path', lambda name: tmp_path / 'nowhere')
 
 
 def load(name=ONE, **kwargs):
-    """'loaded', or why not."""
+    """Return 'loaded', or the error."""
     try:
         timm.create_model(name, pretrained=True, **kwargs)
     except (OSError, RuntimeError) as e:

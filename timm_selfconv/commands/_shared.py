@@ -27,7 +27,7 @@ def argument(*names: str, **options: Any) -> Argument:
 
 
 def command(group: str, *arguments: Union[Argument, List[Argument]]) -> Callable[[Command], Command]:
-    """Register a function as the command of its name; arguments in a list exclude each other."""
+    """Register a function as a command with its name. Arguments in a list exclude each other."""
     def register(function: Command) -> Command:
         COMMANDS.setdefault(group, {})[function.__name__.rstrip('_')] = function, arguments
         return function
@@ -64,12 +64,12 @@ def model_name(text: str) -> str:
 
 MODEL = argument('model', type=model_name, metavar='MODEL', help=(
     'name of a timm model (timm-selfconv list shows the zoo), local-dir:FOLDER or hf-hub:OWNER/NAME'))
-CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='load this weight file instead')
+CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='load weights from this file instead')
 NET = (  # arguments of load_model
-    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='initialise the net, load no weights')])
+    MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='use random weights')])
 INPUT_KEY = argument('--input-key', default='img', metavar='KEY', help='column of the images (default: img)')
 COUNT = argument('--count', type=natural, default=100, metavar='N', help='number of images (default: 100)')
-DEVICE = argument('--device', help='device of torch (default: cuda if available, else cpu)')
+DEVICE = argument('--device', help='torch device (default: cuda if available, else cpu)')
 JSON = argument('--json', action='store_true', help='print JSON instead of text')
 
 
@@ -98,7 +98,7 @@ def caption(args: Namespace) -> str:
 
 
 def common_prefix(checkpoint: Path) -> str:
-    """The first word of all keys of a state dict with its dot, if it is the same."""
+    """The common first word of all keys of a state dict, with its dot, or an empty text."""
     with suppress(Exception):  # the caller reports an error
         first, *others = {key.partition('.')[0] for key in load_state_dict(str(checkpoint))}
         return '' if others else f'{first}.'

@@ -31,9 +31,9 @@ OVERRIDES = argument('overrides', nargs='*', metavar='KEY=VALUE', help='set a ke
 @command(
     TRAIN, MODEL, argument('folder', metavar='FOLDER', help=(
         'pictures in FOLDER/train/CLASS and FOLDER/val/CLASS, or in FOLDER/CLASS (a fifth is held out)')), OVERRIDES,
-    output('DIR', 'folder for the net and its run', Path), DEVICE)
+    output('DIR', 'folder for the net, its checkpoints and its history', Path), DEVICE)
 def finetune(args: Namespace) -> None:
-    """Fine-tune a net on your own pictures, from a folder with a folder per class.
+    """Fine-tune a net on your own pictures, in one folder per class.
 
     Example: timm-selfconv finetune sa_quadratic_tiny_cifar pictures --output mynet
     """
@@ -55,12 +55,12 @@ def finetune(args: Namespace) -> None:
 
 
 @command(
-    TRAIN, argument('recipe', metavar='RECIPE', help='YAML file, or name of timm-selfconv list --recipes'), OVERRIDES,
-    output('DIR', 'folder for checkpoints and history', Path),
-    argument('--data', help='folder, or name of a timm dataset (default: as the recipe)'), DEVICE,
+    TRAIN, argument('recipe', metavar='RECIPE', help='YAML file, or a name from timm-selfconv list --recipes'),
+    OVERRIDES, output('DIR', 'folder for checkpoints and history', Path),
+    argument('--data', help='folder, or name of a timm dataset (default: dataset of the recipe)'), DEVICE,
     argument('--batches', type=natural, metavar='N', help='batches per epoch, for a short test (default: all)'))
 def train(args: Namespace) -> None:
-    """Train a net on one device with a recipe, which also works in timm's train.py.
+    """Train a net on one device, with a recipe that also works in timm's train.py.
 
     Examples: timm-selfconv train half_hour --output run
               timm-selfconv train paper model=sa_learned_cifar batch_size=512 lr=0.512 --output run
@@ -117,7 +117,7 @@ def train_command(recipe: str, folder: Path) -> str:
         'target', type=model_name, metavar='TARGET', help='name of the richer net, e.g. sa_learned_content_cifar'),
     output('DIR', 'new folder for the richer net'))
 def include(args: Namespace) -> None:
-    """Convert a net to a richer net with the same logits, to continue training.
+    """Copy a net into a richer net with the same logits, to continue training.
 
     Example: timm-selfconv include sa_quadratic_tiny_cifar sa_learned_content_cifar --output rich
     """
@@ -160,17 +160,17 @@ def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
 @command(
     TRANSFORM, *NET, output('DIR', 'new folder for the smaller net'), [
         argument('--heads', nargs='+', type=layer_heads, metavar='LAYER:HEAD,HEAD', help=(
-            'drop these heads instead, counted from 0')),
+            'drop these heads instead; layers and heads count from 0')),
         argument('--keep', type=int, nargs='+', metavar='HEADS', help=(
-            'keep these numbers of heads per layer, fitted to replace the others on images of --data'))],
-    argument('--data', help='folder or dataset, as for eval; with --keep'), split('train'), INPUT_KEY, COUNT)
+            'number of heads to keep in each layer; they are fitted on images of --data to replace the others'))],
+    argument('--data', help='with --keep: folder or dataset, as for eval'), split('train'), INPUT_KEY, COUNT)
 def prune(args: Namespace) -> None:
     """Drop heads: degenerate heads, heads that you name, or heads that others can replace.
 
     Example: timm-selfconv prune sa_quadratic_tiny_cifar --heads 0:1,8 5:0 --output pruned
     """
     if args.keep and args.data is None:
-        raise ValueError(f'keep={args.keep}: needs --data, for images to fit the heads on')
+        raise ValueError(f'keep={args.keep}: needs --data with images to fit the heads on')
     if args.data is not None and not args.keep:
         raise ValueError(f'data={args.data!r}: needs --keep with the numbers of heads')
     if args.heads and len(dict(args.heads)) < len(args.heads):

@@ -38,7 +38,7 @@ def demo_pictures() -> List[Path]:
 
 @command(GROUP)
 def demo(args: Namespace) -> None:
-    """Classify ten pictures with a small net, and print the papers' tables.
+    """Classify ten pictures with a small net, and print the tables of both papers.
 
     Example: timm-selfconv demo
     """
@@ -59,7 +59,7 @@ def find_pictures(words: Sequence[str]) -> List[Path]:
         if not path.is_file():
             raise ValueError(f'{path}: no such file')
     if not paths:
-        raise ValueError(f'images={words}: needs pictures ({", ".join(PICTURES)}), has none')
+        raise ValueError(f'images={words}: needs at least one picture ({", ".join(PICTURES)})')
     return paths
 
 
@@ -97,11 +97,11 @@ def distinct_names(names: Sequence[str]) -> List[str]:
 
 @command(
     GROUP, *NET, images('pictures to show'), output('FILE', 'HTML file, e.g. explorer.html'),
-    argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture, in their order'),
+    argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture, in the same order'),
     argument('--versus', action='append', type=model_name, default=[], metavar='MODEL', help=(
         'another pretrained model to compare with; can be repeated')),
     argument('--views', nargs='+', choices=['all', 'position', 'content'], default=['all'], help=(
-        'attention maps of all terms, only position terms or only content terms; each makes the page larger '
+        'show maps of all terms of the score, of position terms or of content terms; each makes the page larger '
         '(default: all)')), PART)
 def explore(args: Namespace) -> None:
     """Write an HTML page with the attention maps of all heads, for every pixel of your pictures.
@@ -121,7 +121,7 @@ def explore(args: Namespace) -> None:
 @command(
     GROUP, *NET, images(
         'pictures to average over; required if attention depends on content', name='--images'),
-    argument('--kernel-size', type=natural, default=3, help='size of the convolutions (default: 3)'), PART, JSON)
+    argument('--kernel-size', type=natural, default=3, help='kernel size to compare with (default: 3)'), PART, JSON)
 def heads(args: Namespace) -> None:
     """Describe each head, and measure how close each layer is to a convolution.
 
@@ -134,18 +134,18 @@ def heads(args: Namespace) -> None:
 
 @command(
     GROUP, *NET, [
-        images('pictures to average over, and to draw one figure each', name='--images'),
-        argument('--data', help='average over a dataset instead: a folder or a name, as for eval')],
+        images('pictures to average over, and to draw one by one', name='--images'),
+        argument('--data', help='dataset to average over instead, as for eval')],
     split('test'), INPUT_KEY, COUNT, output('DIR', 'new folder for the figures'),
     argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
         'query pixel in the grid of the first layer (default: the middle)')), PART,
     argument('--versus', type=model_name, metavar='MODEL', help='pretrained model to compare heads with'),
     argument('--run', metavar='RUN', help=(
-        'also draw the heads during training: of a shipped net with a history, or of the folder of a run (for '
-        "timm's train.py: at the checkpoints that it kept)")),
+        'also draw the heads during training; RUN is a shipped net with a history, or the folder of a run (a run of '
+        "timm's train.py has only the checkpoints that it kept)")),
     argument('--curves', nargs='*', metavar='RUN', help=(
-        'also draw accuracy and loss over epochs, of shipped nets with a history and of folders of runs; runs with '
-        'names NAME.SEED become one curve (default: the shipped runs of curves.yaml)')),
+        'also draw accuracy and loss over epochs; each RUN is as for --run, and runs with the same NAME in NAME.SEED '
+        'become one curve (default: the shipped runs of curves.yaml)')),
     argument('--format', choices=['png', 'svg', 'pdf'], default='png', help='file format (default: png)'))
 def figures(args: Namespace) -> None:
     """Draw the papers' figures for a net: heads, attention maps, training.
@@ -177,7 +177,7 @@ def figures(args: Namespace) -> None:
 
 @command(GROUP, images('picture to convolve (default: a cat)', '?'), output('FILE', 'HTML file, e.g. theorem.html'))
 def theorem(args: Namespace) -> None:
-    """Write an HTML page that shows a convolution and the equal sum of attention heads.
+    """Write an HTML page that shows how attention heads add up to a convolution.
 
     Example: timm-selfconv theorem --output theorem.html
     """

@@ -32,10 +32,10 @@ GROUP = 'maintain the zoo'
 
 
 @command(
-    GROUP, argument('--tables', action='store_true', help="print the papers' tables, with numbers measured here"),
+    GROUP, argument('--tables', action='store_true', help="print the tables of both papers, with our numbers"),
     argument('--recipes', nargs='?', const='', metavar='NAME', help='list the recipes, or print the path of one'), JSON)
 def list_(args: Namespace) -> None:
-    """List the nets with parameters, FLOPs and accuracy, the papers' tables, or the recipes.
+    """List the nets, the tables of both papers, or the recipes.
 
     Example: timm-selfconv list --tables
     """
@@ -53,14 +53,15 @@ def list_(args: Namespace) -> None:
 
 
 @command(
-    GROUP, *NET, argument('--img-size', type=natural, nargs='+', help='image sizes in pixels (default: as the net)'),
+    GROUP, *NET, argument('--img-size', type=natural, nargs='+', help=(
+        'image sizes in pixels (default: input size of the net)')),
     argument('--batch-size', type=natural, nargs='+', default=[1, 4, 32], help='images per batch (default: 1 4 32)'),
     argument('--dtype', nargs='+', default=['float32'], choices=['float32', 'bfloat16'], help=(
         'types of parameters and images (default: float32)')),
     argument('--train', action='store_true', help='measure forward, loss and backward instead of inference'), DEVICE,
     argument('--seconds', type=float, default=3., help='time per net and size (default: 3 seconds)'))
 def bench(args: Namespace) -> None:
-    """Measure the speed of a net, and compare it with the released algorithm and the matrix products.
+    """Measure the speed of a net, and compare it with the released algorithm and with its Linear layers.
 
     Example: timm-selfconv bench sa_quadratic_tiny_cifar --img-size 32 64 --batch-size 1
     """
@@ -92,7 +93,7 @@ def fact(text: str) -> Tuple[str, str]:
 
 @command(
     GROUP, argument('model', type=model_name, metavar='MODEL', help='NAME or NAME.TAG of a net of the zoo'),
-    argument('--checkpoint', required=True, type=existing_file, metavar='FILE', help="e.g. timm's last.pth.tar"),
+    argument('--checkpoint', required=True, type=existing_file, metavar='FILE', help='e.g. run/last.pth.tar'),
     argument('--data', required=True, help='CIFAR-10, as for eval'), output('DIR', 'folder for the new files', Path),
     argument('--fact', action='append', type=fact, default=[], metavar='KEY=VALUE', help=(
         'a row of the card; can be repeated')))
@@ -138,10 +139,10 @@ def export(args: Namespace) -> None:
     GROUP, argument('models', nargs='*', metavar='MODEL', help=(
         'local-dir:FOLDER, or nets of the zoo with weights (default: all nets with weights)')),
     argument('--owner', required=True, metavar='ORG', help=(
-        'owner of the repositories, which get the names of nets and folders; log in with: hf auth login')),
+        'owner of the repositories, which have the names of the nets or folders; log in first: hf auth login')),
     argument('--private', action='store_true', help='create private repositories'))
 def publish(args: Namespace) -> None:
-    """Upload nets to the Hub with weights, configuration and card, one commit per net.
+    """Upload nets to the Hugging Face Hub: weights, configuration and card, in one commit per net.
 
     Example: timm-selfconv publish local-dir:mynet --owner me
     """
