@@ -14,7 +14,7 @@ import timm_selfconv  # noqa: F401  registers the nets
 from timm_selfconv.cli import main
 from tiny_nets import small_sizes
 
-# torch reads it once a process: a test that profiles must not let it talk in a later one that runs a command
+# torch reads it once per process, and a test that profiles must not print in later tests of commands
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 
 

@@ -40,7 +40,7 @@ def test_help_of_each_command_begins_with_a_verb_and_has_an_example_that_parses(
     for name, function in EACH.items():
         verb, example = re.match(r'(\S+) .*\.\n\nExamples?: timm-selfconv (.*)\n?', inspect.getdoc(function)).groups()
         assert verb in (
-            'Classify', 'Convert', 'Describe', 'Draw', 'Drop', 'Export', 'Fine-tune', 'List', 'Measure', 'Run',
+            'Classify', 'Copy', 'Describe', 'Draw', 'Drop', 'Export', 'Fine-tune', 'List', 'Measure', 'Run',
             'Train', 'Upload', 'Write')
         args = parse_args(shlex.split(example))
         assert args.command == name and args.function is function

@@ -49,9 +49,9 @@ for i in itertools.count():
 def test_simultaneous_and_killed_writers_leave_one_complete_file(tmp_path):
     folder = tmp_path / 'out'
     path = folder / 'file'
-    for letters in ('ab', 'cd'):  # the second pair finds what the first left behind
+    for letters in ('ab', 'cd'):  # the second pair starts with the files of the first
         writers = []
-        for letter in letters:  # as users or containers that share a disk: each has a temporary folder of its own
+        for letter in letters:  # as for users or containers that share a disk, each has a separate temporary folder
             (tmp_path / letter).mkdir()
             writers.append(subprocess.Popen(
                 [sys.executable, '-c', WRITER, str(path), letter, files.__file__],
@@ -62,7 +62,7 @@ def test_simultaneous_and_killed_writers_leave_one_complete_file(tmp_path):
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
-                assert not reads  # never missing between an old and a new one
+                assert not reads  # the file always exists
                 continue
             reads += 1
             assert len(content) == 100_000 and len(set(content)) == 1

@@ -122,7 +122,7 @@ def test_commands_on_data(command, workplace, capsys):
         command = [CIFAR10 if word == DATASET else word for word in command]
         cli.main([*command[1:], *(['--split', 'test[:100]'] if CIFAR10 in command else [])])
 
-    if command[2].startswith('local-dir:'):  # what an earlier command leaves
+    if command[2].startswith('local-dir:'):  # the output of an earlier command
         start(next(c for c in lines('timm-selfconv prune') if c[-1] == command[2].removeprefix('local-dir:')))
     start(command)
     said = {'eval': 'on 100 images', 'figures': 'attention.png', 'prune': '619,222'}  # README's number of parameters
@@ -148,7 +148,7 @@ def test_training(command, tmp_path):
 def test_fast_training(command, tmp_path, monkeypatch):
     monkeypatch.chdir(REPO)
     command = [str(tmp_path / 'run') if word == 'run' else re.sub('=(first|second)/', '=timm_selfconv/weights/', word)
-               for word in command]  # `first` and `second` are what earlier trainings were exported to
+               for word in command]  # `first` and `second` are exports of earlier trainings
     cli.main([*command[1:], '--data', CIFAR10, '--device', 'cpu', 'batch_size=4', 'epochs=1',
               'warmup_epochs=0', 'train_split=train[:4]', 'val_split=test[:4]'])
     assert (tmp_path / 'run' / 'last.pth.tar').is_file()

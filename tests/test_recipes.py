@@ -46,7 +46,7 @@ def misfits(recipe, parser):
                 said = getattr(parser.parse_args([flag, *words]), key)
             except SystemExit:
                 said = None
-            if said != value:  # on the command line it would be another
+            if said != value:  # the command line gives another value
                 yield key
 
 

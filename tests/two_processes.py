@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 import timm_selfconv  # noqa: F401  registers the nets
 from tiny_nets import SHALLOW
 
-SIZES = dict(  # of images, which two processes take their time for
+SIZES = dict(  # number of images; two processes are slow
     sa_quadratic_cifar=8, sa_learned_content_cifar=8, resvit_cifar=8, resvit_hier_cifar=8, san_patchwise_cifar=32,
     san_pairwise_hier_cifar=8, resnet_tiny_cifar=16)
 REPEATED = ('Block', 'BasicBlock', 'Bottleneck', 'Stage')
@@ -19,7 +19,7 @@ def net(name):
     model = timm.create_model(name, **SHALLOW[name], img_size=SIZES[name]).double()
     for p in model.parameters():
         if p.dim() == 1:
-            torch.nn.init.normal_(p, 1., 0.3)  # norms of places would meet the kink of ReLU, where rounding decides
+            torch.nn.init.normal_(p, 1., 0.3)  # norms over positions meet the kink of ReLU, where rounding decides
     return model
 
 
@@ -43,7 +43,7 @@ def check_shards(name, rank):
         fully_shard(block)
     fully_shard(sharded)
     x = images(name)
-    for training in (False, True):  # where norms must see the whole batch
+    for training in (False, True):  # norms must see the whole batch
         plain.train(training), sharded.train(training)
         wanted, found = step(plain, x), step(sharded, x if training else x[2 * rank:2 * rank + 2])
         dist.all_reduce(found, dist.ReduceOp.SUM)

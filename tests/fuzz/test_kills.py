@@ -93,7 +93,7 @@ def test_killed_at_any_moment_it_leaves_all_or_nothing_and_runs_again(name, fork
         process.join()
         left = content(out)
         done = left == wanted
-        if name == 'export':  # weights come last: their card and checksum alone do no harm
+        if name == 'export':  # weights are written last; a card and a checksum alone are harmless
             assert left.items() <= wanted.items() and (done or 'sa_quadratic_tiny_cifar.safetensors' not in left)
         else:
             assert done or not left

@@ -142,7 +142,7 @@ def test_batch_norm_keeps_statistics_a_pass():
         x = torch.randn(5, 4, 3, 3) * (i + 1) + step
         torch.testing.assert_close(ours(x, i), theirs[i](x))
     for i in range(2):
-        for name, statistics in theirs[i].named_buffers():  # how many batches they saw among them
+        for name, statistics in theirs[i].named_buffers():  # with the number of batches
             torch.testing.assert_close(getattr(ours.passes[i], name), statistics)
         torch.testing.assert_close(ours.eval()(x, i), theirs[i].eval()(x))
     assert sum(p.numel() for p in ours.parameters()) == 8

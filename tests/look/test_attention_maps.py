@@ -95,7 +95,7 @@ def test_convolutions_that_became_attention_gather_what_their_maps_say(padding_m
     maps, = timm_selfconv.attention_maps(layer, x)
     assert looks_at_content(layer) == bool(content) and maps.shape == (2, 6, 6, 7, 6, 7)
     out = torch.einsum('bhijkl,bckl,hoc->boij', maps, x, layer.value_weight) + layer.bias[:, None, None]
-    got = layer(x)  # its first query is a row before the first pixel, and lies on its column
+    got = layer(x)  # the first query is one row above the first pixel, in the same column
     torch.testing.assert_close(got[:, :, 1:4], out[:, :, 1::2][..., :got.shape[3]], rtol=1e-9, atol=1e-9)
 
 
@@ -163,7 +163,7 @@ def test_attention_to_prefix_tokens_is_left_out():
     probs = torch.tensor([[[[0.5, 0.25, 0.25], [0.6, 0.1, 0.3], [1., 0., 0.]]]])
     maps = LayerProbs(probs, (1, 2)).maps()
     torch.testing.assert_close(maps[0, 0, 0, 0, 0], torch.tensor([0.25, 0.75]))
-    assert maps[0, 0, 0, 1].tolist() == [[0., 0.]]  # nothing is left, and nothing is no number
+    assert maps[0, 0, 0, 1].tolist() == [[0., 0.]]  # empty maps, without NaN
     assert LayerProbs(probs, (1, 2)).class_maps().tolist() == [[[[0.5, 0.5]]]]
 
 
@@ -237,7 +237,7 @@ def without_float64():
                 setattr(module, name, torch.nn.Parameter(p.detach().as_subclass(Elsewhere)))
         return model
 
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a parameter that moves is another one
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # .to(device) replaces parameters
     yield move
     torch.__future__.set_overwrite_module_params_on_conversion(False)
 

@@ -94,7 +94,7 @@ def test_drawn_ellipses_are_the_full_precisions():
     assert abs(along @ vectors[:, 0]) == pytest.approx(1.)
 
 
-@example(1, 2, 2.220446049250313e-16, 0.5, 1)  # two values between which there is no number
+@example(1, 2, 2.220446049250313e-16, 0.5, 1)  # two adjacent floating point numbers
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 5), st.integers(1, 6), st.floats(0., 30.), st.floats(0.05, 0.95), st.integers(0, 2 ** 31))
 def test_the_region_is_the_fewest_pixels_that_hold_the_share(height, width, gain, mass, seed):
@@ -141,7 +141,7 @@ def save_checkpoint(net, folder, epoch):
 
 def test_training_is_drawn_in_order_of_epochs(tmp_path):
     net = quadratic_net()
-    for epoch in (9, 10, 2, 0):  # by name 10 comes before 2
+    for epoch in (9, 10, 2, 0):  # sorted by name, 10 comes before 2
         with torch.no_grad():
             net.blocks[0].attn.encoding.centers.fill_(epoch)
         save_checkpoint(net, tmp_path, epoch)

@@ -103,7 +103,7 @@ def test_maps_over_the_picture_are_transparent_without_attention():
     top, ax, _ = figures.figure_query([maps], (1, 2), picture=picture, over=True).axes
     np.testing.assert_array_equal(top.images[0].get_array(), picture)
     grey, over = ax.images
-    np.testing.assert_allclose(grey.get_array(), 0.45 + 0.55 * picture.mean(-1), rtol=1e-6)  # light, to be read through
+    np.testing.assert_allclose(grey.get_array(), 0.45 + 0.55 * picture.mean(-1), rtol=1e-6)  # light, for readable text
     assert grey.get_extent() == over.get_extent()
     np.testing.assert_allclose(over.get_alpha(), maps[0, 1, 2])
     marks = [patch for patch in ax.patches if patch.get_width() == pytest.approx(0.95 / 4)]
@@ -171,7 +171,7 @@ def write_summary(folder, *rows):
 
 
 def test_curves_of_runs_by_name(tmp_path):
-    # resumed: the last counts; not validated: left out
+    # the last row of a resumed epoch counts; epochs without validation are left out
     write_summary(tmp_path / 'a', '0,2.0,40.0', '1,1.5,55.0', '1,1.4,56.0', '2,1.3,')
     for seed, top1, loss in (42, 50., 1.), (43, 56., 2.):
         rows = [dict(epochs=0, heads=None), dict(epochs=1, train_loss=loss, eval_top1=top1, heads=None)]
@@ -342,7 +342,7 @@ def test_heads_of_two_nets_are_drawn_in_columns():
 def test_parts_of_gated_attention():
     torch.manual_seed(0)
     net = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=2, local_up_to_layer=1).eval()
-    drawn = figures.draw_figures(net, part='position')  # for which no images are needed
+    drawn = figures.draw_figures(net, part='position')  # needs no images
     expected, = maps_module.attention_maps(net, torch.zeros(1, 3, 48, 48), 'position')
     assert_drawn(panels(drawn['attention']), expected[0, :, 1, 1], rtol=1e-7, atol=0)
     assert 'class' not in drawn

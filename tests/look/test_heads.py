@@ -98,7 +98,7 @@ def test_numbers_are_means_over_pictures():
     net = timm.create_model('sa_learned_content_cifar', num_heads=2, **dict(SMALL, depth=1))
     with torch.no_grad():
         for block in net.blocks:
-            block.attn.query.weight.mul_(20.)  # sharp enough for pictures to matter
+            block.attn.query.weight.mul_(20.)  # sharp enough to depend on pictures
     both = report_heads(net, IMAGES)
     each = [report_heads(net, [image]) for image in IMAGES]
     for layer, *alone in zip(both, *each):

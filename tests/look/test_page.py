@@ -130,14 +130,14 @@ def test_link_and_picture_of_the_view(open_page):
                      permissions=['clipboard-read', 'clipboard-write'])
     page.get_by_text('Copy link').click()
     page.get_by_text('Copied', exact=True).wait_for()
-    link = page.evaluate('navigator.clipboard.readText()')  # an address on this device is of no use to others
+    link = page.evaluate('navigator.clipboard.readText()')  # a local address is useless to others
     assert link.startswith('#image=0') and 'heads=1.3' in link and 'at=0.3000%2C0.3000' in link
     assert 'only the view was copied' in page.locator('#status').text_content()
     with page.expect_download() as download:
         page.get_by_text('Save PNG').click()
     assert download.value.suggested_filename == 'attention.png'
     saved = Image.open(download.value.path()).convert('RGB')
-    page.evaluate('document.getElementById("view").classList.add("still")')  # as it was painted, title and scale too
+    page.evaluate('document.getElementById("view").classList.add("still")')  # as on the page, with title and scale
     view = page.locator('#view').bounding_box()
     assert page.locator('#mode').text_content() == 'picture 0, shared scale'
     assert saved.size == pytest.approx((2 * view['width'] + 64, 2 * view['height'] + 64), abs=2)
@@ -301,7 +301,7 @@ def test_paper_forced_colours_and_no_script(open_page):
     colour = 'node => getComputedStyle(node).backgroundColor'
     assert chosen.evaluate(colour) != other.evaluate(colour)
     page.emulate_media(media='print')
-    page.evaluate('dispatchEvent(new Event("beforeprint"))')  # tiles lie elsewhere on paper: each has its own canvas
+    page.evaluate('dispatchEvent(new Event("beforeprint"))')  # the print layout moves tiles, so each has its own canvas
     assert not page.locator('.layers > canvas').is_visible() and not page.locator('#tools').is_visible()
     assert page.locator('.tile canvas').count() == page.locator('.tile').count() == 6
     colours = """Array.from(document.querySelector('.tile canvas').getContext('2d').getImageData(9, 9, 1, 1).data)"""

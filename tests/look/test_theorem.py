@@ -76,7 +76,7 @@ def test_the_page_equals_conv_to_attention(open_page):
         error = float(page.locator('#error').get_attribute('value'))
         assert error == pytest.approx((expected[0] - expected[1]).abs().max().item(), abs=1e-13)
         assert page.locator('#promise').is_visible() == (not moved)
-        if not moved:  # the theorem's limit and rounding: never less than what is measured
+        if not moved:  # bound of the theorem plus rounding: never below the measured difference
             bound, total = float(page.locator('#bound').get_attribute('value')), np.abs(kernel).sum() * photo.max()
             limit = min(1, 4 * math.exp(-alpha)) * total
             assert error <= bound and limit <= bound <= limit + 1e-14 * total
@@ -88,7 +88,7 @@ def test_the_page_equals_conv_to_attention(open_page):
         drawn = torch.from_numpy(np.array(Image.open(io.BytesIO(png)).convert('RGB'))).permute(2, 0, 1)
         assert (drawn - 255 * ((expected[1] - black) / (white - black)).clamp(0, 1)).abs().max() <= 0.51
 
-        query = [5, 90]  # near a corner: maps end where the padded picture does, copies where the picture does
+        query = [5, 90]  # near a corner, maps end with the padded picture and copies with the picture
         width = len(kernel) // 2 * dilation
         factors = attention.axis_factors([96 + 2 * width] * 2)
         rows, cols = (factor[:, q] for q, factor in zip(query, factors))
@@ -202,7 +202,7 @@ def test_heads_are_added_one_by_one_and_light_up_with_their_tap(open_page):
     kernel, _, dilation, moved = STATES['kernel=upright&alpha=3']
     page.get_by_text('Add them one by one').click()
     page.get_by_text('Add a head').click()
-    page.get_by_text('Add a head').click()  # the second of the row weighs 0 and is passed over
+    page.get_by_text('Add a head').click()  # the second weight of the row is 0, so its head is skipped
     page.evaluate(PAINTED)
     partial = np.where(np.arange(9).reshape(3, 3) < 4, kernel, 0)
     expected = layers_of(partial, 1., dilation, moved)[1](photo)

@@ -17,7 +17,7 @@ from timm_selfconv.models import zoo_names
 README = Path(__file__).resolve().parents[2] / 'timm_selfconv' / 'look' / 'README.md'
 VIT = dict(img_size=(48, 64), embed_dim=24, depth=1, num_heads=3)
 SWIN = dict(img_size=(48, 80), embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4)
-# a net of each kind, tiny: all whose attention differs
+# one small net for each kind of attention
 READ = {
     'beit_base_patch16_224': VIT,
     'cait_xxs24_224': VIT,
@@ -54,7 +54,7 @@ REFUSED = (
     'vit_dpwee_patch16_reg1_gap_256', 'volo_d1_224', 'xcit_nano_12_p8_224')
 
 
-# variants that the table needs no row for
+# variants without a row in the table
 MORE = {
     'resvit_cifar': dict(img_size=(8, 12), embed_dim=16, mlp_dim=8, depth=1, num_heads=2),
     'resvit_hier_cifar': dict(img_size=(8, 12), embed_dim=16, mlp_dim=8, depth=2, num_heads=2),
@@ -87,7 +87,7 @@ def tiny(name):
     torch.manual_seed(0)
     sizes = {**READ, **MORE}[name]
     model = timm.create_model(name, **sizes).eval()
-    for parameter in model.parameters():  # some begin as 0, or as good as 0
+    for parameter in model.parameters():  # some parameters start at 0 or nearly 0
         torch.nn.init.normal_(parameter, std=0.3)
     size = to_2tuple(sizes.get('img_size', model.pretrained_cfg['input_size'][1:]))
     return model, torch.randn(2, 3, *size)

@@ -57,7 +57,7 @@ def test_content_net_by_hand():
     # both paths: q k', tables met by queries, probabilities times values
     whole = net([layer(9) + query_key(9) + content_position(9) + 2 * explicit(9)] * 6)
     assert counts.dense_flops == counts.flops == whole
-    # fvcore: five an element of the LayerNorms besides, einsums to four digits
+    # fvcore adds five per element of LayerNorms, and rounds einsums to four digits
     assert abs(counts.fvcore_macs - whole // 2 - 12 * 5 * N * D) <= 6 * content_position(9) * 1e-3
 
 
@@ -117,7 +117,7 @@ def test_nets_of_timm_are_counted_whole(name):
     assert counts.flops == dispatched(model, (3, 224, 224))
     if name == 'resnet50':
         assert f'{counts.flops / 2e9:.2f}' == '4.09'  # as torchvision states it
-    if name == 'vit_tiny_patch16_224':  # fvcore: five an element of the LayerNorms besides
+    if name == 'vit_tiny_patch16_224':  # fvcore adds five per element of LayerNorms
         assert counts.fvcore_macs - counts.flops // 2 == 25 * 5 * 197 * 192
 
 

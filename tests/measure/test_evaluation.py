@@ -42,7 +42,7 @@ def test_accuracies_of_a_classifier_that_is_known(folder):
     result = evaluate(RedMeter(), str(folder), batch_size=3)
     assert result.images == 20
     assert result.top1 == pytest.approx(18 / 20)
-    assert result.top5 == pytest.approx(19 / 20)  # 9 is among the top 5 of the picture like 8
+    assert result.top5 == pytest.approx(19 / 20)  # the top 5 of the picture like 8 include 9
     assert list(result.per_class) == list(CIFAR10_CLASSES)
     assert result.per_class['truck'] == 0 and result.per_class['airplane'] == 1
     assert result.images_per_second > 0

@@ -18,7 +18,7 @@ NETS = (
 TINY = (
     'sa_quadratic_gen_tiny_cifar', 'sa_learned_tiny_cifar', 'sa_learned_content_hier_tiny_cifar', 'resvit_tiny_cifar')
 ALL_TERMS = dict(encoding='learned', terms=('content', 'content_position', 'key_bias', 'position'))
-# whether keys are there to be shared
+# True if layers can share keys
 HIERARCHICAL = [
     ('sa_quadratic_cifar', dict(), False),
     ('sa_quadratic_cifar', dict(encoding='learned', terms='content_position'), False),
@@ -189,7 +189,7 @@ def test_another_image_size_resamples_what_is_learned(name, small_net, images):
             model(x)
     model.set_input_size((64, 48))
     torch.testing.assert_close(model(x), resized(x))
-    model.set_input_size((20, 48))  # from one oblong to another
+    model.set_input_size((20, 48))  # from one rectangle to another
     assert model(images(1, 3, 20, 48)).shape == (1, 10)
 
 

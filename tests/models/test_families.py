@@ -57,7 +57,7 @@ def test_plain_symbolic_trace_and_quantization_by_fx(name):
         logits = model(x)
         torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), logits)
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # torchao is to replace it
+            warnings.simplefilter('ignore')  # torchao will replace it
             prepared = prepare_fx(model, get_default_qconfig_mapping('x86'), (x,))
             torch.testing.assert_close(prepared(x), logits)
             change = convert_fx(prepared)(x) - logits

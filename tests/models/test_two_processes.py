@@ -2,7 +2,7 @@
 import pytest
 import torch.multiprocessing as mp
 
-from two_processes import work  # a module that the processes can import, too
+from two_processes import work  # the processes can import this module too
 
 
 @pytest.mark.slow

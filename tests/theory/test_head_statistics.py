@@ -129,9 +129,9 @@ def test_acting_taps():
         assert torch.equal(acting_taps(share * heads + (1 - share) * flat, 3), expected & acts)
 
     once = heads.clone()
-    once[0, 0, 0], once[1, 5, 3] = flat[0, 0], flat[5, 3]  # the border is not asked
+    once[0, 0, 0], once[1, 5, 3] = flat[0, 0], flat[5, 3]  # queries at the border do not count
     assert torch.equal(acting_taps(once, 3), expected)
-    once[2, 4, 5] = flat[4, 5]  # but every query within
+    once[2, 4, 5] = flat[4, 5]  # but every interior query does
     expected[2] = False
     assert torch.equal(acting_taps(once, 3), expected)
     assert torch.equal(acting_taps(torch.stack([heads, once]), 3), expected)  # in every image

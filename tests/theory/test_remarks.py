@@ -7,7 +7,7 @@ from head_maps import shift_maps
 from timm_selfconv.layers import gaussian_axis_scores
 from timm_selfconv.theory import conv_residual, interior, tap_offsets
 
-GRID = 9  # its middle is too far from the border for a window to be cut off
+GRID = 9  # no window around the middle reaches the border
 
 
 def axis_maps(profile):

@@ -30,7 +30,7 @@ def test_resized_crops_are_pil_s(monkeypatch, interpolation, kind, tolerance):
     smooth = np.add.outer(np.linspace(0, 120, 32), np.linspace(0, 120, 32))[..., None] * np.array([1, .5, .9])
     picture = (smooth + 8 * np.sin(np.arange(32))[:, None, None]).astype(np.uint8)
     size, corner = torch.tensor([[0.3, 0.6], [0.2, 0.7]]), torch.tensor([[0.1, 0.99], [0.5, 0.99]])
-    drawn = {3: torch.cat([torch.ones(2, 1, 2), size[:, None].expand(-1, 9, -1)], 1), 2: corner}  # the first won't fit
+    drawn = {3: torch.cat([torch.ones(2, 1, 2), size[:, None].expand(-1, 9, -1)], 1), 2: corner}  # no fit at first
     monkeypatch.setattr(torch, 'rand', lambda *shape, **kwargs: drawn[len(shape)])
     x = torch.from_numpy(picture).permute(2, 0, 1).float().expand(2, -1, -1, -1)
     ours = random_resized_crop(x, (0.5, 1.), (0.8, 1.25), interpolation)

@@ -77,7 +77,7 @@ def test_channels_are_white_and_of_the_scale(conv, correlated):
 
 def test_directions_without_variance_stay_finite_and_groups_are_refused(correlated):
     conv = nn.Conv2d(3, 16, 2, 2)
-    whiten_stem(conv, correlated[:, :1].expand(-1, 3, -1, -1), 1.)  # grey: two of three colours tell nothing new
+    whiten_stem(conv, correlated[:, :1].expand(-1, 3, -1, -1), 1.)  # in grey images two of three channels are redundant
     assert conv.weight.isfinite().all() and conv.weight.abs().max() < 5e-4 ** -0.5 * 2
     with pytest.raises(ValueError, match='groups=3: whitening needs'):
         whiten_stem(nn.Conv2d(3, 3, 2, groups=3), correlated, 1.)

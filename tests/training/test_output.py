@@ -45,7 +45,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run)
     killed, whole = (run(tmp_path / output, *more, until=done + 2) for output in ('killed', 'whole'))
     assert killed['epoch'] == whole['epoch'] == done + 2
     for row in (*killed['history'], *whole['history']):
-        assert row.pop('images_per_second') > 0  # the only thing that may differ
+        assert row.pop('images_per_second') > 0  # the only allowed difference
     for key in ('state_dict', 'state_dict_ema', 'history', 'start'):
         torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
 
@@ -71,7 +71,7 @@ def test_loggers_get_the_numbers_of_each_epoch_once(tmp_path, run, refused, monk
         init=lambda project, name, config: told.append((project, name, config['epochs'])),
         log=lambda row: told.append((row['epoch'], *sorted(row.keys() - {'epoch'})))))
     run(tmp_path / 'run', *brief(2), until=0)
-    run(tmp_path / 'run', *brief(2), 'log_wandb=true', 'wandb_project=p')  # which does not make it another run
+    run(tmp_path / 'run', *brief(2), 'log_wandb=true', 'wandb_project=p')  # the run stays the same
     assert told == [('p', 'run', 2), (1, 'eval_loss', 'eval_top1', 'eval_top5', 'lr', 'train_loss')]
     events = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
     log = events.EventAccumulator(str(tmp_path / 'run' / 'tensorboard')).Reload()

@@ -86,7 +86,7 @@ def test_every_family_trains_resumes_and_loads(name, tmp_path, capsys, run):
     assert run(tmp_path / 'run', *more)['seconds'] == checkpoint['seconds']
     rows = list(csv.DictReader((tmp_path / 'run' / 'summary.csv').open()))
     assert list(rows[0]) == ['epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5', 'lr'] and len(rows) == 2
-    model = f'local-dir:{tmp_path}/run'  # of arguments of its own, which no name of the zoo's has
+    model = f'local-dir:{tmp_path}/run'  # with its own arguments, unlike any model of the zoo
     assert capsys.readouterr().out.strip().splitlines()[-1] == f'timm.create_model({model!r}, pretrained=True)'
     net = timm.create_model(model, pretrained=True).state_dict()
     torch.testing.assert_close(net, checkpoint['state_dict'])

@@ -16,7 +16,7 @@ from timm_selfconv.training.augment import at_size
 from timm_selfconv.training.trainer import compile_backend, gains_by_bfloat16
 from tiny_nets import SMALL
 
-STILL = ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'opt=momentum', 'warmup_epochs=0', 'epochs=2']  # as if in order
+STILL = ['hflip=0', 'scale=[1, 1]', 'ratio=[1, 1]', 'opt=momentum', 'warmup_epochs=0', 'epochs=2']  # no changes
 CPU, CUDA = torch.device('cpu'), torch.device('cuda')
 
 
