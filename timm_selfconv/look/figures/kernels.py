@@ -81,10 +81,8 @@ def figure_shifts(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     for ax, (net, rows) in zip(axes, points.items()):
         lines = []
         for number, kind in enumerate(SHIFTS):
-            own = [row for row in rows if row[kind]]
-            lines += ax.plot(
-                [row['heads'] for row in own], [row[kind] for row in own], 'o-', color=head_style(3 * number)[0],
-                markersize=2.5)[:1]
+            own, color = [row for row in rows if row[kind]], head_style(3 * number)[0]
+            lines += ax.plot([row['heads'] for row in own], [row[kind] for row in own], '.-', color=color)[:1]
         ax.set(title=net, xlabel='heads that are shifts', ylabel='accuracy')
         ax.label_outer()
     figure.legend(lines, SHIFTS.values(), loc='outside lower center', ncols=3)
