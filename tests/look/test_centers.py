@@ -131,31 +131,15 @@ def test_heads_that_look_everywhere_are_told_from_heads_that_look_at_one_pixel()
     for figure in (figures.figure_centers([blobs], (8, 8)), figures.figure_regions([maps])):
         ax, = figure.axes
         assert [text.get_text() for text in ax.texts] == ['1', '3', 'everywhere: 0, 2']
-        assert ax.texts[0].xyann[0] < ax.texts[1].xyann[0]  # side by side, at one dot
         assert len([p for p in ax.patches if isinstance(p, Ellipse)]) + 2 * len(ax.collections) == 4
 
 
-def save_checkpoint(net, folder, epoch):
-    torch.save(dict(epoch=epoch, state_dict=net.state_dict()), folder / f'checkpoint-{epoch}.pth.tar')
-
-
-def test_training_is_drawn_in_order_of_epochs(tmp_path):
-    net = quadratic_net()
-    for epoch in (9, 10, 2, 0):  # sorted by name, 10 comes before 2
-        with torch.no_grad():
-            net.blocks[0].attn.encoding.centers.fill_(epoch)
-        save_checkpoint(net, tmp_path, epoch)
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    history, grid = figures.training_blobs(net, tmp_path)
-    assert grid is None and {k: v[0].centers[0, 0].item() for k, v in history.items()} == {1: 0, 3: 2, 10: 9, 11: 10}
-    assert list(history) == [1, 3, 10, 11]
-    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
-    assert list(figures.training_blobs(net, tmp_path, columns=2)[0]) == [1, 11]
-    assert list(figures.training_blobs(net, tmp_path, columns=1)[0]) == [11]
-    figure = figures.figure_training(history, (32, 32))
-    assert len(figure.axes) == 2 * 4  # layers, epochs
-    assert [ax.get_title() for ax in figure.axes[:4]] == ['1 epoch', '3 epochs', '10 epochs', '11 epochs']
-    assert [ax.lines[1].get_xdata()[0] for ax in figure.axes[:4]] == [0, 2, 9, 10]
+def test_numbers_of_near_heads_do_not_overlap():
+    centers = torch.tensor([[row, col] for row in (-0.4, 0., 0.4) for col in (-0.5, 0., 0.5)]).double()
+    figure = figures.figure_centers([Blobs(centers, 4 * torch.eye(2).double().expand(9, 2, 2))] * 6, (16, 16))
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent().shrunk(0.8, 0.6) for text in figure.axes[0].texts]  # without gaps
+    assert len(boxes) == 9 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_offsets_beside_narrow_panels_stand_apart():
@@ -164,18 +148,6 @@ def test_offsets_beside_narrow_panels_stand_apart():
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[-1].get_xticklabels()]
     assert all(left.x1 + 4 < right.x0 for left, right in itertools.pairwise(boxes))
-
-
-def test_training_of_something_else_is_refused(tmp_path):
-    net = quadratic_net()
-    needs = r'run=.*needs a net with a shipped history, or a folder with history.json or checkpoint-\*'
-    with pytest.raises(ValueError, match=needs):
-        figures.training_blobs(net, tmp_path)
-    save_checkpoint(timm.create_model('resnet_tiny_cifar'), tmp_path, 0)
-    with pytest.raises(ValueError, match=r'run=.*checkpoint-0.pth.tar is no checkpoint of this SelfAttentionNet'):
-        figures.training_blobs(net, tmp_path)
-    with pytest.raises(ValueError, match='model=SelfAttentionNet: its centres are not parameters'):
-        figures.training_blobs(timm.create_model('sa_learned_cifar', **SMALL), tmp_path)
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
@@ -194,18 +166,24 @@ def test_a_history_has_the_gaussians_of_every_epoch(tmp_path, encoding):
         for layer, there in zip(layers, wanted[epochs], strict=True):
             torch.testing.assert_close(layer.centers, there.centers, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(layer.covariances, there.covariances, rtol=1e-9, atol=1e-12)
+    assert list(figures.training_blobs(net, tmp_path, columns=2)[0]) == [0, 7]
+    assert list(figures.training_blobs(net, tmp_path, columns=1)[0]) == [7]
     other = timm.create_model('sa_quadratic_cifar', num_heads=3, encoding=encoding, **SMALL)
     with pytest.raises(ValueError, match=r'history.json: belongs to the net'):
         figures.training_blobs(other, tmp_path)
 
 
-def test_titles_of_a_training(tmp_path, monkeypatch):
+def test_a_training_is_drawn_by_layers_and_epochs(tmp_path, monkeypatch):
     net = quadratic_net()
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"run='\.': needs a net whose history ships, or a folder with history.json"):
+        figures.training_blobs(net, '.')
     rows = [dict(epochs=i * 0.3328, train_loss=1., heads=heads_of(net, (16, 16))) for i in range(4)]
     write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)
     figure = figures.draw_figures(net, net='other', run='.')['training']
     assert [ax.get_title() for ax in figure.axes[:3]] == ['untrained', '0.333 epochs', '0.666 epochs']
+    assert len(figure.axes) == 2 * 4  # layers, epochs
+    assert [ax.lines[1].get_xdata()[0] for ax in figure.axes[:4]] == [-2.] * 4
     assert texts(figure)[1].startswith('other; training of .\n')
 
 

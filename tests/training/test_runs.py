@@ -30,7 +30,7 @@ def test_a_net_with_new_classes_is_saved_as_a_folder(own, tmp_path, capsys, run,
     torch.testing.assert_close(net.state_dict(), dict(state), rtol=0, atol=0)
     with (tmp_path / 'run' / 'summary.csv').open() as file:
         right = float(list(csv.DictReader(file))[-1]['eval_top1'])
-    told = f'from scratch, labels only, 1 epoch, {right:.1f} % of its validation images right'
+    told = f'from scratch, labels only, 1 epoch, validation accuracy {right:.1f} %'
     assert net_caption(f'local-dir:{tmp_path}/run') == told
     assert class_names(net, 2) == ('ant', 'cow') and net.pretrained_cfg['input_size'] == (3, 16, 16)
     assert (tmp_path / 'README.md').read_text() == 'mine'

@@ -48,7 +48,7 @@ def test_tags_and_captions_name_teacher_and_origin():
 def test_captions():
     accuracy = weights.measured_accuracy('sa_learned_tiny_cifar')
     learned = weights.net_caption('sa_learned_tiny_cifar')
-    assert learned.endswith(f"{100 * accuracy:.1f} % of CIFAR-10's test images right")
+    assert learned.endswith(f'test accuracy {100 * accuracy:.1f} %')
     assert weights.net_caption('sa_quadratic_gen_pruned_cifar.cifar10') == 'its own weights'  # that tag has none
     assert weights.net_caption('sa_learned_tiny_cifar', 'folder/last.pth.tar') == 'weights of last.pth.tar'
     assert weights.net_caption('sa_learned_cifar', untrained=True) == 'untrained'
@@ -60,7 +60,7 @@ def test_captions():
     ({'initialised from': 'rich', 'teacher': 'unknown'}, 'begun in rich, teacher unknown'),
     ({'teacher': 'none', 'epochs': '2', 'validation accuracy': 'high'}, 'from scratch, labels only, 2 epochs'),
     ({'teacher': 'none', 'validation accuracy': '0.5000 (in eval mode)'},
-     'from scratch, labels only, 50.0 % of its validation images right'),
+     'from scratch, labels only, validation accuracy 50.0 %'),
 ])
 def test_a_caption_repeats_only_the_card_of_a_folder(tmp_path, monkeypatch, rows, caption):
     folder = tmp_path / 'net'

@@ -104,7 +104,7 @@ def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = F
         told.append(f"{epochs} epoch{'' if epochs == '1' else 's'}")
     tested, validated = measured_accuracy(name), re.match(r'[01]\.\d+', facts.get('validation accuracy', ''))
     if tested is not None:
-        told.append(f"{100 * tested:.1f} % of CIFAR-10's test images right")
+        told.append(f'test accuracy {100 * tested:.1f} %')
     elif validated:  # the folder of a run
-        told.append(f'{100 * float(validated[0]):.1f} % of its validation images right')
+        told.append(f'validation accuracy {100 * float(validated[0]):.1f} %')
     return ', '.join(told)

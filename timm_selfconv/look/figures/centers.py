@@ -3,8 +3,7 @@
 Heads with a quadratic encoding are drawn as Gaussians on an unbounded plane; near a border the remaining pixels share
 the attention. For other heads the map itself is drawn, as the fewest pixels that hold half of the attention.
 """
-import argparse
-import copy
+import itertools
 import math
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
@@ -14,12 +13,11 @@ import torch.nn as nn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse, Rectangle
-from timm.models import load_checkpoint
 
-from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
+from timm_selfconv.theory import Blobs, position_blobs
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
 from .maps import Grid, check_query, queries_of
-from .style import HALO, TEXT_WIDTH, draw_head, head_style, styled, titled_figure
+from .style import TEXT_WIDTH, draw_head, head_style, styled, titled_figure
 
 __all__ = [
     'density_level', 'figure_centers', 'figure_regions', 'figure_training', 'mass_ellipse', 'mass_radius',
@@ -30,9 +28,9 @@ GAUSSIAN = (
     'numbered dot: centre of a head, hollow if beyond the edge; solid: 50 % of its Gaussian, dotted: 90 %; hollow grey '
     'dot: a head that attends to all pixels nearly alike')
 KEY = 'cross: the query; grey: the grid around it'
+Point = Tuple[float, float]  # column and row, or two lengths in points
 CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of attention, line style
 EVERYWHERE = 0.4  # share of pixels that hold half of the attention; 0.5 for uniform attention
-NEAR = 0.7  # pixels; labels of dots closer than this share a row
 FINE = 8  # steps to a pixel along the line around a region
 MARGIN = 1.25  # pixels around the grid, for centres outside
 
@@ -96,7 +94,27 @@ def early(epochs: Sequence[float], columns: int) -> List[float]:
     return [epochs[i] for i in sorted(chosen)]
 
 
-def history_blobs(model: nn.Module, path: Path, columns: int) -> Tuple[Dict[float, List[Blobs]], Grid]:
+def training_blobs(
+        model: nn.Module,
+        run: Union[str, Path],
+        columns: int = 6,
+) -> Tuple[Dict[float, List[Blobs]], Grid]:
+    """Gaussians of the heads during a training, from its history.
+
+    Args:
+        model: The trained net; it is not changed.
+        run: Folder of a run, or name of a net with a history.
+        columns: Largest number of epochs: the first, the last, and early ones.
+
+    Returns:
+        For each number of epochs trained, in order, the Gaussians of each layer; the grid.
+
+    Raises:
+        ValueError: If the history is missing, it belongs to another net, or it has no positions of heads.
+    """
+    path = find_history(run)
+    if path is None:
+        raise ValueError(f'run={str(run)!r}: needs a net whose history ships, or a folder with {HISTORY}')
     history = read_history(path)
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
     if not rows or not history['grid']:
@@ -111,47 +129,6 @@ def history_blobs(model: nn.Module, path: Path, columns: int) -> Tuple[Dict[floa
         layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
         blobs[epochs] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
     return blobs, grid
-
-
-def training_blobs(
-        model: nn.Module,
-        run: Union[str, Path],
-        columns: int = 6,
-) -> Tuple[Dict[float, List[Blobs]], Optional[Grid]]:
-    """Gaussians of the heads during a training, from its history or its checkpoints.
-
-    Args:
-        model: The trained net; it is not changed.
-        run: Folder of a run of this package's trainer or of timm's train script, or name of a net with a history.
-        columns: Largest number of epochs: the first, the last, and early ones.
-
-    Returns:
-        For each number of epochs trained, in order, the Gaussians of each layer; the grid, if a history has it.
-
-    Raises:
-        ValueError: If a history and checkpoints are missing, they belong to another net, or have no positions of
-            heads.
-    """
-    history = find_history(run)
-    if history is not None:
-        return history_blobs(model, history, columns)
-    model, blobs = copy.deepcopy(model), {}
-    if encoding_blobs(model) is None:
-        raise ValueError(
-            f'model={type(model).__name__}: its centres are not parameters, so checkpoints do not show its training')
-    paths: Dict[float, Path] = {int(path.name[11:-8]): path for path in Path(run).glob('checkpoint-*[0-9].pth.tar')}
-    if not paths:
-        raise ValueError(f'run={str(run)!r}: needs a net with a shipped history, or a folder with {HISTORY} or '
-                         'checkpoint-*.pth.tar files')
-    for epoch in early(sorted(paths), columns):
-        try:
-            with torch.serialization.safe_globals([argparse.Namespace]):  # train.py saves its arguments
-                load_checkpoint(model, str(paths[epoch]), use_ema=False)
-        except Exception as e:  # a broken pickle may raise any error
-            raise ValueError(f'run={str(run)!r}: {paths[epoch].name} is no checkpoint of this {type(model).__name__} '
-                             f'({e!r})') from e
-        blobs[epoch + 1] = encoding_blobs(model) or []
-    return blobs, None
 
 
 def draw_grid(ax: Axes, grid: Grid, query: Grid, margin: float) -> Rectangle:
@@ -171,26 +148,40 @@ def draw_grid(ax: Axes, grid: Grid, query: Grid, margin: float) -> Rectangle:
     return border
 
 
-def to_edge(ax: Axes, col: float, row: float) -> Tuple[float, float]:
+def to_edge(ax: Axes, col: float, row: float) -> Point:
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     return min(max(col, left), right), min(max(row, top), bottom)
 
 
-def draw_dots(ax: Axes, points: Sequence[Sequence[float]], wide: Sequence[int], size: float = 5) -> None:
+def label_offset(dot: Point, dots: Sequence[Point], labels: Sequence[Point], size: float) -> Point:
+    """Offset of a number from its dot, in points: the first place of three rings that is free, else the freest one."""
+    places = itertools.product((0.9, 1.7, 2.5), (math.pi / 8 + turn * math.pi / 4 for turn in range(8)))
+    offsets = [(far * size * math.cos(angle), far * size * math.sin(angle)) for far, angle in places]
+
+    def room(offset: Point) -> float:
+        place = dot[0] + offset[0], dot[1] + offset[1]
+        return min([1., *(math.dist(place, label) / size for label in labels),
+                    *(math.dist(place, other) / (0.75 * size) for other in dots)])
+    return max(offsets, key=room)
+
+
+def draw_dots(
+        ax: Axes, border: Rectangle, points: Sequence[Point], wide: Sequence[int], size: float = 5) -> None:
     """A numbered dot per head, hollow at the edge for points outside, and a list of heads that attend everywhere."""
-    shown: List[Tuple[float, float]] = []
-    for head, (col, row) in enumerate(points):
-        if head in wide:
-            continue
-        x, y = to_edge(ax, col, row)
-        draw_head(
-            ax, x, y, head, size, sum(math.dist((x, y), other) < NEAR for other in shown), markersize=size / 2,
-            clip_on=False, fillstyle='full' if (x, y) == (col, row) else 'none')
-        shown.append((x, y))
+    box = ax.get_window_extent()
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    scale = min(box.width / (right - left), box.height / (bottom - top)) * 72 / ax.figure.dpi  # points to a pixel
+    shown = {head: to_edge(ax, *point) for head, point in enumerate(points) if head not in wide}
+    dots = {head: (x * scale, -y * scale) for head, (x, y) in shown.items()}
+    labels: List[Point] = []
+    for head, (x, y) in shown.items():
+        offset = label_offset(dots[head], list(dots.values()), labels, size)
+        labels.append((dots[head][0] + offset[0], dots[head][1] + offset[1]))
+        draw_head(ax, x, y, head, size, offset, markersize=size / 2, clip_on=False,
+                  fillstyle='full' if (x, y) == points[head] else 'none')
     if wide:
-        words = f'everywhere: {", ".join(map(str, wide))}'
-        ax.text(0.02, 0.02, words, transform=ax.transAxes, color='0.45', fontsize=4.5,
-                path_effects=HALO).set_in_layout(False)
+        ax.annotate(f'everywhere: {", ".join(map(str, wide))}', (border.get_x(), border.get_y() + border.get_height()), (0, -1.5),
+                    textcoords='offset points', va='top', color='0.45', fontsize=4.5).set_in_layout(False)
 
 
 def draw_blobs(ax: Axes, blobs: Blobs, grid: Grid, size: float = 5) -> None:
@@ -210,12 +201,12 @@ def draw_blobs(ax: Axes, blobs: Blobs, grid: Grid, size: float = 5) -> None:
                 points[head], 2 * long, 2 * short, angle=math.degrees(angle), fill=False,
                 edgecolor=head_style(head)[0], linestyle=line, linewidth=0.8))
             ellipse.set_clip_path(border)
-    draw_dots(ax, points, wide, size)
+    draw_dots(ax, border, points, wide, size)
 
 
 def draw_regions(ax: Axes, attention: torch.Tensor, query: Grid) -> None:
     """Maps of one query, shape (heads, H, W): a line around half of each, a dot at its largest pixel."""
-    draw_grid(ax, (attention.shape[1], attention.shape[2]), query, 0.5)
+    border = draw_grid(ax, (attention.shape[1], attention.shape[2]), query, 0.5)
     wide, points = [], []
     for head, image in enumerate(attention):
         row, col = divmod(int(image.argmax()), image.shape[1])
@@ -230,7 +221,7 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Grid) -> None:
         inset = 0.35 + 0.3 * head / len(attention)  # so that lines around the same pixels do not overlap
         ax.contour(
             cols.numpy(), rows.numpy(), smooth.numpy(), [inset], colors=[head_style(head)[0]], linewidths=0.8)
-    draw_dots(ax, points, wide)
+    draw_dots(ax, border, points, wide)
 
 
 def layer_panels(layers: int, title: str, small: str, net: str, share: bool = True) -> Tuple[Figure, List[Axes]]:

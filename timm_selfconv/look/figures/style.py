@@ -44,13 +44,21 @@ def head_style(head: int) -> Tuple[str, str]:
     return HEAD_COLORS[head % len(HEAD_COLORS)], HEAD_MARKERS[head // len(HEAD_COLORS) % len(HEAD_MARKERS)]
 
 
-def draw_head(ax: Axes, x: float, y: float, head: int, size: float = 5, place: int = 0, **kwargs: Any) -> None:
-    """A head's dot and number; ``place`` moves the number right, by its size in points, past other labels."""
+def draw_head(
+        ax: Axes,
+        x: float,
+        y: float,
+        head: int,
+        size: float = 5,
+        offset: Tuple[float, float] = (0., 0.),
+        **kwargs: Any,
+) -> None:
+    """A head's dot, and its number at an offset in points."""
     color, marker = head_style(head)
     ax.plot(x, y, color=color, marker=marker, linestyle='', zorder=3, **kwargs)
     ax.annotate(
-        str(head), (x, y), (1.5 + 0.8 * size * place, 1), textcoords='offset points', color=color, fontsize=size,
-        weight='bold', zorder=4, path_effects=HALO).set_in_layout(False)
+        str(head), (x, y), offset, textcoords='offset points', color=color, fontsize=size, weight='bold', ha='center',
+        va='center', zorder=4, path_effects=HALO).set_in_layout(False)
 
 
 def titled_figure(height: float, title: str, small: str, net: str = '') -> Figure:
