@@ -1,5 +1,4 @@
 """Commands that use a net: classify, demo, heads, figures, explore, theorem."""
-import argparse
 import json
 import os
 from pathlib import Path
@@ -10,8 +9,10 @@ import torch
 from PIL import Image
 from timm.models import save_for_hf
 
+from drawn import heads_of
 from timm_selfconv.cli import main
 from timm_selfconv.data import open_images, preprocess
+from timm_selfconv.weights.history import write_history
 
 
 def test_classify_files_and_folders(checkpoint, folder, capsys):
@@ -88,16 +89,13 @@ def test_figures(little, tmp_path, capsys, refused):
 
 @pytest.mark.slow
 def test_figures_of_runs_pictures_and_datasets(little, folder, tmp_path):
-    model = timm.create_model(little, pretrained=True)
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run' / 'summary.csv').write_text('epoch,eval_top1\n0,40.0\n1,50.0\n')
-    for epoch in range(2):
-        state = dict(epoch=epoch, args=argparse.Namespace(seed=42), state_dict=model.state_dict())
-        torch.save(state, tmp_path / 'run' / f'checkpoint-{epoch}.pth.tar')
-    run = str(tmp_path / 'run')
+    model, run = timm.create_model(little, pretrained=True), tmp_path / 'run'
+    run.mkdir()
+    write_history(run / 'history.json', model.pretrained_cfg['architecture'], [8, 8], [
+        dict(epochs=i, heads=heads_of(model, (8, 8)), train_loss=1., eval_top1=40.) for i in range(2)])
     main(['figures', little, '--out', str(tmp_path / 'out'), '--images', f'{folder}/test/3/0.png', '--query', '1', '3',
-          '--versus', little, '--run', run, '--curves', run, 'sa_learned_tiny_cifar'])
-    assert {'centers', 'attention', 'statistics', 'heads', 'overlay-0', 'curves', 'training'} < {
+          '--run', str(run), '--curves', str(run), 'sa_learned_tiny_cifar'])
+    assert {'centers', 'attention', 'kernels', 'overlay-0', 'curves', 'training'} < {
         file.stem for file in (tmp_path / 'out').iterdir()}
     main(['figures', little, '--data', folder, '--count', '3', '--out', str(tmp_path / 'svg'), '--format', 'svg'])
     assert (tmp_path / 'svg' / 'average.svg').is_file()
@@ -106,11 +104,11 @@ def test_figures_of_runs_pictures_and_datasets(little, folder, tmp_path):
 def test_explore(checkpoint, folder, tmp_path, capsys, refused):
     picture, page = f'{folder}/test/3/0.png', tmp_path / 'out' / 'explorer.html'
     command = ['explore', 'sa_quadratic_tiny_cifar', picture, picture, '--out', str(page)]
-    main([*command, '--versus', 'sa_learned_content_tiny_cifar', '--checkpoint', checkpoint, '--labels', 'cat', 'dog'])
+    main([*command, '--checkpoint', checkpoint])
     assert 'open it in a browser' in capsys.readouterr().out
     text = page.read_text()
     weights = f'weights of {Path(checkpoint).name}'
-    for name in ('sa_quadratic_tiny_cifar', 'sa_learned_content_tiny_cifar', '0.png', '0.png (2)', weights):
+    for name in ('sa_quadratic_tiny_cifar', '0.png', '0.png (2)', weights):
         assert f'"{name}"' in text
     refused('exists', command)
     assert page.read_text() == text

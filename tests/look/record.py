@@ -1,8 +1,9 @@
-"""Pictures of both pages for the chapters: ``python tests/look/record.py FOLDER PICTURE...``, the pictures with names
-such as ``cifar10_01_8.png``.
+"""Take the chapters' pictures of both pages in Chromium.
 
-It takes them of the pages as they are in Chromium: the theorem from soft to exact as an animation, and both pages as
-they open, the explorer of a full-size net on a phone too.
+``PYTHONPATH=.:tests python tests/look/record.py FOLDER PICTURE...``
+
+The theorem becomes an animation from soft to exact and a picture. The explorer of a full-size net and the given
+pictures becomes two pictures, one of them on a phone.
 """
 import io
 import sys
@@ -17,7 +18,6 @@ from playwright.sync_api import sync_playwright
 from conftest import CHROMIUM, FLAGS
 from timm_selfconv.look.explorer import explorer_page
 from timm_selfconv.look.theorem import theorem_page
-from timm_selfconv.models import CIFAR10_CLASSES
 from timm_selfconv.weights import net_caption
 
 NET = 'sa_quadratic_cifar.cifar10'
@@ -52,9 +52,8 @@ def record(browser: Any, folder: Path, pictures: list[Path]) -> None:
     shoot(page, full_page=True).save(folder / 'theorem.png', optimize=True)
 
     images = {path.name: Image.open(path).convert('RGB') for path in pictures}
-    labels = [CIFAR10_CLASSES[int(path.stem.split('_')[-1])] for path in pictures]
-    text = explorer_page({NET: timm.create_model(NET, pretrained=True)}, images, labels, [net_caption(NET)], [NET])
-    shoot(open_page(text, 'image=1&at=0.45,0.6&heads=1.3'), full_page=True).save(folder / 'explorer.png', optimize=True)
+    text = explorer_page(timm.create_model(NET, pretrained=True), images, NET, net_caption(NET), NET)
+    shoot(open_page(text, 'image=1&at=0.45,0.6&head=1.2'), full_page=True).save(folder / 'explorer.png', optimize=True)
     shoot(open_page(text, 'image=1&at=0.45,0.6', **PHONE)).save(folder / 'explorer-phone.png', optimize=True)
 
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 import timm_selfconv
-from head_maps import convit_position_maps
 from timm_selfconv.look.attention_maps import footprint_weights, layer_names, looks_at_content, position_gates
 from timm_selfconv.look.explorer import describe_attention
 from timm_selfconv.look.transformers import LayerProbs
@@ -123,40 +122,26 @@ def test_maps_that_do_not_lie_on_a_plane_or_beside_a_transformers_are_refused():
             looks_at_content(model)
 
 
-def test_convit_and_its_parts():
-    """Compare with the maps before timm's dropout. The gated parts sum to the maps; position follows its formula."""
+def test_convit():
+    """Compare with the maps before timm's dropout, without the class token. Fused nets have the same maps."""
     torch.manual_seed(0)
     model = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=3, local_up_to_layer=2).eval()
     for block in model.blocks[:2]:
         torch.nn.init.normal_(block.attn.pos_proj.weight, std=0.5)
         torch.nn.init.normal_(block.attn.qk.weight, std=0.3)
         torch.nn.init.normal_(block.attn.gating_param)
-    images, wanted, maps = torch.randn(2, 3, 48, 48), [], {}
-    for part in ('both', 'content', 'position'):
-        maps[part] = timm_selfconv.attention_maps(model, images, part)
-        torch.testing.assert_close(
-            timm_selfconv.attention_maps(timm_selfconv.fuse(model), images, part), maps[part], rtol=1e-4, atol=1e-6)
+    images, wanted = torch.randn(2, 3, 48, 48), []
+    maps = timm_selfconv.attention_maps(model, images)
+    torch.testing.assert_close(
+        timm_selfconv.attention_maps(timm_selfconv.fuse(model), images), maps, rtol=1e-4, atol=1e-6)
     for block in model.blocks:
         block.attn.attn_drop.register_forward_hook(lambda _, args, out: wanted.append(out))
     model(images)
-    wanted[2] = wanted[2][..., 1:, 1:] / wanted[2][..., 1:, 1:].sum(-1, keepdim=True)  # of patches only
-    for layer, expected in zip(maps['both'], wanted, strict=True):
+    wanted[2] = wanted[2][..., 1:, 1:] / wanted[2][..., 1:, 1:].sum(-1, keepdim=True)
+    for layer, expected in zip(maps, wanted, strict=True):
         torch.testing.assert_close(layer.flatten(4).flatten(2, 3), expected, rtol=1e-4, atol=1e-6)
-    gates = position_gates(model)
-    assert len(maps['content']) == 2 and gates[2] is None
-    for content, position, expected, block, gate in zip(
-            maps['content'], maps['position'], wanted, model.blocks, map(torch.tensor, gates[:2])):
-        content, position, gate = *(m.flatten(4).flatten(2, 3) for m in (content, position)), gate[:, None, None]
-        by_formula = convit_position_maps(block.attn.pos_proj.weight, 3, 3).expand_as(position)
-        torch.testing.assert_close(position, by_formula, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close((1 - gate) * content + gate * position, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_parts_are_of_gated_attention():
-    model = timm.create_model('sa_quadratic_cifar', **SMALL)
-    for part, message in (('position', 'needs a net with gated attention'), ('place', "part='place': needs one of")):
-        with pytest.raises(ValueError, match=message):
-            timm_selfconv.attention_maps(model, torch.randn(1, 3, 8, 8), part)
+    gates = [block.attn.gating_param.sigmoid().tolist() for block in model.blocks[:2]]
+    assert position_gates(model) == [*gates, None]
 
 
 def test_attention_to_prefix_tokens_is_left_out():

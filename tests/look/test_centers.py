@@ -176,7 +176,7 @@ def test_a_history_has_the_gaussians_of_every_epoch(tmp_path, encoding):
 def test_a_training_is_drawn_by_layers_and_epochs(tmp_path, monkeypatch):
     net = quadratic_net()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"run='\.': needs a net whose history ships, or a folder with history.json"):
+    with pytest.raises(ValueError, match=r"run='\.': needs a net with a shipped history, or a folder"):
         figures.training_blobs(net, '.')
     rows = [dict(epochs=i * 0.3328, train_loss=1., heads=heads_of(net, (16, 16))) for i in range(4)]
     write_history(tmp_path / 'history.json', 'sa_quadratic_cifar', [16, 16], rows)

@@ -7,19 +7,15 @@ import timm_selfconv
 from drawn import until
 from explored import PICTURES, create
 from timm_selfconv.data import preprocess
-from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.look.attention_maps import class_attention, footprint_weights, has_class_token
 from timm_selfconv.look.explorer import explorer_page
 
 pytestmark = pytest.mark.slow
-MAPS = """async ([view, mean, image, query]) => {
-    await ready;
-    Object.assign(state, { view, mean, image });
-    return Promise.all(panels.map(async ({ net }) => {
-        await net.load();
-        net.show(query);
-        return Array.from(net.shown.slice(0, net.layers.filter(layer => !layer.token).at(-1).end));
-    }));
+MAPS = """async ([mean, image, query]) => {
+    Object.assign(state, { mean, image });
+    await net.load();
+    net.show(query);
+    return Array.from(net.shown.slice(0, net.layers.filter(layer => !layer.token).at(-1).end));
 }"""
 
 
@@ -38,7 +34,7 @@ def check_maps(shown, expected, step):
 ])
 def test_the_page_has_the_maps_of_the_net(name, kwargs, open_page):
     model = create(name, **kwargs)
-    text = explorer_page({name: model}, PICTURES)
+    text = explorer_page(model, PICTURES)
     page = open_page(text)
     maps = torch.cat(timm_selfconv.attention_maps(model, preprocess(model, list(PICTURES.values()))), dim=1)
     step = 1e-4 if '"tables"' in text else 1 / 100
@@ -46,16 +42,14 @@ def test_the_page_has_the_maps_of_the_net(name, kwargs, open_page):
     for query in (0, width - 1, 3 * width + 5, height * width - 1):
         expected = maps[:, :, query // width, query % width]
         for image in (0, 1):
-            check_maps(page.evaluate(MAPS, ['all', False, image, query])[0], expected[image], step)
-        mean = torch.tensor(page.evaluate(MAPS, ['all', True, 0, query])[0]).view(expected[0].shape)
+            check_maps(page.evaluate(MAPS, [False, image, query]), expected[image], step)
+        mean = torch.tensor(page.evaluate(MAPS, [True, 0, query])).view(expected[0].shape)
         peaks = expected.double().amax((-2, -1)).mean(0)
         assert ((mean - expected.double().mean(0)).abs().amax((-2, -1)) <= step * peaks + 1e-6).all()
 
 
 SHOWN = """async ([token, image, query]) => {
-    await ready;
     Object.assign(state, { token, image });
-    const { net } = panels[0];
     await net.load();
     net.show(query);
     return net.heads.map((_, i) => Array.from(net.head(i)));
@@ -75,12 +69,12 @@ def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
     model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 48, 80), crop_pct=1.)
-    page, batch = open_page(explorer_page({'net': model}, PICTURES)), preprocess(model, list(PICTURES.values()))
+    page, batch = open_page(explorer_page(model, PICTURES)), preprocess(model, list(PICTURES.values()))
     maps = timm_selfconv.attention_maps(model, batch)
     token = class_attention(model, batch) if has_class_token(model) else []
     layers = page.locator('.layer')
     assert layers.count() == len(maps) + len(token)
-    assert tuple(page.evaluate('panels[0].net.grid')) == finest
+    assert tuple(page.evaluate('net.grid')) == finest
     row, col = finest[0] - 1, finest[1] // 3
     for image in (0, 1):
         shown = iter(page.evaluate(SHOWN, [False, image, row * finest[1] + col]))
@@ -97,13 +91,13 @@ def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest
         switch.check()
         page.evaluate(until('location.hash.includes("token=1")'))
         assert 'the class token' in page.locator('output').text_content()
-        page.get_by_label('class token, head 2').last.click()
-        page.get_by_text('head 2: most at row').wait_for()
+        page.get_by_label('class token, head 1').last.click()
+        page.get_by_text('head 1: most at row').wait_for()
     else:
-        page.get_by_label('head 2').last.click()
-        page.get_by_text('head 2: mean distance').wait_for()
+        page.get_by_label('head 1').last.click()
+        page.get_by_text('head 1: mean distance').wait_for()
         said = page.locator('output').text_content()
-        page.evaluate('panels[0].net.meanDistances(); panels[0].describe()')  # before the next frame is drawn
+        page.evaluate('net.meanDistances(); panel.describe()')  # before the next frame is drawn
         assert page.locator('output').text_content() == said
     seen = [group.is_visible() for group in layers.all()]
     assert seen == [not token] * len(maps) + [True] * len(token)
@@ -116,61 +110,24 @@ def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest
 @pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
 def test_the_page_has_the_footprints_of_the_net(name, open_page):
     model = create(name, channels=(32, 32), depths=(1, 1))
-    page = open_page(explorer_page({name: model}, PICTURES))
+    page = open_page(explorer_page(model, PICTURES))
     weights = footprint_weights(model, preprocess(model, list(PICTURES.values())))
-    height, width = page.evaluate('panels[0].net.grid')
+    height, width = page.evaluate('net.grid')
     assert (height, width) == tuple(weights[0].shape[2:4])
     for query in (0, width - 1, 3 * width + 5, height * width - 1):
         for image in (0, 1):
-            shown = torch.tensor(page.evaluate(MAPS, ['all', False, image, query])[0]).view(-1, 3, 3)
+            shown = torch.tensor(page.evaluate(MAPS, [False, image, query])).view(-1, 3, 3)
             for w, part in zip(weights, shown.split([w.shape[1] for w in weights]), strict=True):
                 row, col = query // width * w.shape[2] // height, query % width * w.shape[3] // width
                 torch.testing.assert_close(part, w[image, :, row, col], atol=w.abs().max().item() / 253, rtol=0)
-    names = page.evaluate('panels[0].net.layers.map(layer => layer.name)')
+    names = page.evaluate('net.layers.map(layer => layer.name)')
     assert names == (['Pass 0, block 0', 'Pass 1, block 0'] if 'hier' in name else ['Bottleneck 0', 'Bottleneck 1'])
 
 
-def test_terms_alone(open_page):
-    """Maps of position terms and of content terms, against products of queries, keys and tables in float64."""
-    model = create('sa_learned_content_cifar', gain=8.)
-    page, inputs = open_page(explorer_page({'net': model}, PICTURES, views=['content', 'position'])), []
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
-    for layer in layers:
-        layer.register_forward_pre_hook(lambda m, args: inputs.append((m, args[0].double())))
-    with torch.no_grad():
-        model(preprocess(model, list(PICTURES.values())))
-    height, width, image, query = 8, 12, 1, 3 * 12 + 4
-    content, position = [], []
-    for layer, x in inputs:
-        def project(linear, x):
-            return (x @ linear.weight.double().T + linear.bias.double()).unflatten(-1, (3, 16)).detach()
-
-        q, k = project(layer.query, x[image, query // width, query % width]), project(layer.key, x[image])
-        row, col = layer.encoding.row_table.detach().double(), layer.encoding.col_table.detach().double()
-        for h in range(3):
-            content.append(torch.stack([q[h] @ k[i, j, h] for i in range(height) for j in range(width)]) / 4)
-            position.append(torch.stack([
-                q[h, :8] @ row[i - 3 + height - 1] + q[h, 8:] @ col[j - 4 + width - 1]
-                for i in range(height) for j in range(width)]) / 4)
-    for view, scores in (('content', content), ('position', position)):
-        expected = torch.stack(scores).softmax(-1).view(6, height, width)
-        check_maps(page.evaluate(MAPS, [view, False, image, query])[0], expected, 1 / 100)
-    assert (torch.stack(content).softmax(-1) - torch.stack(position).softmax(-1)).abs().max() > 0.1
-
-
-def large():
-    model = timm.create_model('sa_learned_content_cifar', embed_dim=8, mlp_dim=8, num_heads=1, depth=1, img_size=256)
-    model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 256, 256))
-    return {'net': model}
-
-
-def test_bad_arguments_of_the_page_are_refused():
-    net, alone = {'net': create('sa_learned_cifar')}, 'needs none, or one for each of'
-    for models, images, kwargs, message in (
-            ({}, PICTURES, {}, 'models and images'), (net, {}, {}, 'models and images'),
-            (large(), PICTURES, {}, 'use fewer or smaller images'),
-            (net, PICTURES, dict(labels=['cat']), alone), (net, PICTURES, dict(captions=['a', 'b']), alone),
-            (net, PICTURES, dict(views=[]), 'one or more of all'), (net, PICTURES, dict(views=['some']), 'one or more'),
-    ):
-        with pytest.raises(ValueError, match=message):
-            explorer_page(models, images, **kwargs)
+def test_what_cannot_be_shown_is_refused():
+    with pytest.raises(ValueError, match='images: needs at least one'):
+        explorer_page(create('sa_learned_cifar'), {})
+    large = timm.create_model('sa_learned_content_cifar', embed_dim=8, mlp_dim=8, num_heads=1, depth=1, img_size=256)
+    large.pretrained_cfg = dict(large.pretrained_cfg, input_size=(3, 256, 256))
+    with pytest.raises(ValueError, match='fewer or smaller images'):
+        explorer_page(large, PICTURES)

@@ -1,4 +1,3 @@
-import dataclasses
 import importlib
 import math
 import re
@@ -14,11 +13,10 @@ import torch.nn.functional as F
 from matplotlib.transforms import Bbox
 
 from drawn import SMALL, assert_drawn, panels, quadratic_net, texts
-from head_maps import random_maps, shift_maps
-from timm_selfconv.look import attention_maps as maps_module, explorer, figures
-from timm_selfconv.theory import Blobs, tap_offsets
+from head_maps import random_maps
+from timm_selfconv.look import attention_maps as maps_module, figures
+from timm_selfconv.theory import Blobs
 from timm_selfconv.look.figures import style
-from timm_selfconv.look.heads import report_maps
 from timm_selfconv.weights.history import write_history
 
 # maps
@@ -148,7 +146,7 @@ def test_titles_stay_on_the_figure():
     assert all(ax.get_tightbbox().y1 <= below + 1 for ax in figure.axes)
 
 
-# footprints, curves, statistics
+# footprints, curves
 
 
 def test_footprints_are_drawn_about_their_neutral_weight():
@@ -205,66 +203,13 @@ def test_curves_that_cannot_be_read(tmp_path):
         figures.read_curves([tmp_path / 'b.44.history.json'])
 
 
-def content_net():
-    torch.manual_seed(0)
-    return timm.create_model('sa_learned_content_cifar', num_heads=2, img_size=16, **SMALL)
-
-
-@pytest.mark.parametrize('net,names', [
-    (quadratic_net, ['distance', 'spread', 'entropy', 'on_tap']),  # consistent by construction
-    (content_net, ['distance', 'spread', 'entropy', 'on_tap', 'consistency'])])
-def test_statistics_show_the_reports_numbers(net, names):
-    net = net()
-    size = 32 if 'consistency' not in names else 16
-    reports = report_maps(net, torch.zeros(1, 3, size, size), 3)
-    residual, *others = figures.figure_statistics(reports, 3).axes
-    np.testing.assert_array_equal(residual.lines[0].get_ydata(), [layer.residual for layer in reports])
-    np.testing.assert_array_equal(residual.lines[1].get_ydata(), [layer.shared_residual for layer in reports])
-    heads = [head for layer in reports for head in layer.heads]
-    for ax, name in zip(others, names, strict=True):
-        assert [line.get_ydata()[0] for line in ax.lines] == [getattr(head, name) for head in heads]
-        assert [round(line.get_xdata()[0]) for line in ax.lines] == [0, 0, 1, 1]
-
-
-def test_statistics_of_many_heads_have_marks_without_numbers():
-    reports = report_maps(
-        timm.create_model('sa_quadratic_cifar', num_heads=10, **SMALL), torch.zeros(1, 3, 32, 32), 3)
-    figure = figures.figure_statistics(reports, 3)
-    assert [line.get_marker() for line in figure.axes[1].lines[:10]] == [style.head_style(i)[1] for i in range(10)]
-    assert 'a mark is a head' in texts(figure)[1]
-
-
-def test_baselines_of_statistics():
-    convolution = figures.convolution_maps((4, 5), 3)
-    torch.testing.assert_close(convolution, shift_maps(tap_offsets(3).tolist(), 4, 5), check_dtype=False)
-    uniform, = figures.baselines((4, 6), 3)['uniform maps']
-    conv, = figures.baselines((4, 6), 3)['a convolution']
-    assert uniform.residual == pytest.approx(1 - 1 / 24, abs=1e-6) and conv.residual == pytest.approx(0., abs=1e-6)
-    assert [head.entropy for head in uniform.heads] == [pytest.approx(math.log(24))]
-    net = quadratic_net()
-    drawn = figures.draw_figures(net, net='quadratic, untrained')['statistics']
-    residual, distance, *_ = drawn.axes
-    assert [line.get_linestyle() for line in residual.lines[2:]] == [':', '--', '-']
-    untrained = timm.create_model('sa_quadratic_cifar', num_heads=2, **SMALL)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        untrained.init_weights()
-    expected = report_maps(untrained, torch.zeros(1, 3, 32, 32), 3)
-    assert list(residual.lines[4].get_ydata()) == [layer.residual for layer in expected]
-    means = [sum(head.distance for head in layer.heads) / 2 for layer in expected]
-    assert list(distance.lines[-1].get_ydata()) == pytest.approx(means)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), quadratic_net().parameters()))
-    reports, constant = report_maps(content_net(), torch.zeros(1, 3, 16, 16), 3), figures.baselines((8, 8), 3, True)
-    assert len(figures.figure_statistics(reports, 3, against=constant).axes) == 5  # they have no consistency
-
-
 # all of them
 
 
 def test_position_only_nets_need_no_images():
     drawn = figures.draw_figures(quadratic_net(), net='quadratic: 3 epochs')
     assert all('quadratic: 3 epochs' in texts(figure)[1] for figure in drawn.values())
-    assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'statistics', 'kernels']
+    assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'kernels']
     expected = maps_module.attention_maps(quadratic_net(), torch.zeros(1, 3, 32, 32))
     assert_drawn(panels(drawn['attention']), torch.cat([m[0, :, 8, 8] for m in expected]), rtol=0, atol=0)
     assert not any('mean over' in text for text in texts(drawn['attention']))
@@ -280,20 +225,12 @@ def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
         figures.draw_figures(net)
     images = torch.randn(9, 3, kwargs['img_size'], kwargs['img_size'])
     drawn = figures.draw_figures(net, images, ['cat'], query=(1, 2))
-    token = 'hier' not in name
-    assert list(drawn) == [
-        'centers', 'attention', 'attention-7x7', 'average', 'statistics', 'kernels', *['class'] * token,
-        'attention-cat', 'overlay-cat', 'average-cat', *['class-cat'] * token]
-    if token:
-        class_maps = maps_module.class_attention(net, images)
-        mean = torch.cat([m.mean(0) for m in class_maps])
-        assert_drawn(panels(drawn['class']), mean)
-        over = panels(drawn['class-cat'])[2::2]  # each over a grey picture
-        assert_drawn(over, torch.cat([m[0] for m in class_maps]))
+    assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'kernels',
+                           'attention-cat', 'overlay-cat', 'average-cat']
     all_maps = maps_module.attention_maps(net, images)
     assert_drawn(panels(drawn['attention']), torch.cat([m.mean(0)[:, 1, 2] for m in all_maps]))
     assert 'mean over 9 images' in texts(drawn['attention'])[1]
-    assert 'mean over 8 images' in texts(drawn['statistics'])[1]
+    assert 'mean over 8 images' in texts(drawn['kernels'])[1]
     picture, *single = panels(drawn['attention-cat'])
     std, mean = (torch.tensor(net.pretrained_cfg[key]) for key in ('std', 'mean'))
     np.testing.assert_allclose(picture, (images[0].permute(1, 2, 0) * std + mean).clamp(0, 1), rtol=1e-5)
@@ -305,49 +242,21 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
     sizes = dict(img_size=(48, 80), embed_dim=12, depths=(1, 2), num_heads=(2, 3), window_size=4)
     net = timm.create_model('swin_tiny_patch4_window7_224', **sizes).eval()
     images = torch.randn(1, 3, 48, 80)
-    drawn = figures.draw_figures(net, images, query=(5, 19), versus={'zoo': report_maps(net, images, 3)})
+    drawn = figures.draw_figures(net, images, query=(5, 19))
     fine, coarse, last = maps_module.attention_maps(net, images)
     expected = [*fine[0, :, 5, 19], *coarse[0, :, 2, 9], *last[0, :, 2, 9]]
     assert_drawn(panels(drawn['attention']), expected)
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-20., 1.), *[(-10., 1.)] * 2]
     assert all(ax.get_xticklabels() and ax.get_yticklabels() for ax in drawn['centers'].axes)  # each has its scale
-    assert drawn['statistics'].axes[0].lines[2].get_ydata()[0] == pytest.approx(1 - 1 / 16, abs=1e-5)  # uniform
     with pytest.raises(ValueError, match=r'needs a row and a column on the grid of 12 x 20'):
         figures.draw_figures(net, images, query=(5, 20))
 
 
-def test_convolutions_that_became_attention_have_no_untrained_net():
-    """Their heads start at the taps, so the figure compares with uniform maps and a convolution."""
+def test_figures_of_convolutions_that_became_attention():
     small = dict(channels=(4, 4, 4, 4), layers=(1, 1, 1, 1))
     drawn = figures.draw_figures(timm.create_model('resnet_tiny_cifar', attention_stages=['layer3'], **small).eval())
     assert len(panels(drawn['attention'])) == 9 + 9 + 1
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-9.75, 8.75), (-5.75, 4.75), (-9.75, 8.75)]
-    assert [line.get_label() for line in drawn['statistics'].legends[0].legend_handles][2:] == [
-        'uniform maps', 'a convolution']
-
-
-def test_heads_of_two_nets_are_drawn_in_columns():
-    layers = report_maps(quadratic_net(), torch.zeros(1, 3, 32, 32), 3)
-    tap = [dataclasses.replace(head, acts_as_tap=True) for head in layers[0].heads]
-    other = [dataclasses.replace(layers[0], heads=tap)]
-    axes = np.array(figures.figure_heads({'one': layers, 'the other': other}, 3).axes).reshape(4, 2)
-    assert [ax.get_title() for ax in axes[0]] == ['one', 'the other']
-    for ax, name in zip(axes[:3, 0], ('distance', 'spread', 'on_tap')):
-        assert [line.get_ydata()[0] for line in ax.lines] == [
-            getattr(head, name) for layer in layers for head in layer.heads]
-    assert list(axes[3, 0].lines[0].get_ydata()) == [layer.residual for layer in layers]
-    assert [[text.get_text() for text in ax.texts] for ax in axes[2]] == [[], ['2']]
-
-
-def test_parts_of_gated_attention():
-    torch.manual_seed(0)
-    net = timm.create_model('convit_tiny', img_size=48, embed_dim=8, depth=2, local_up_to_layer=1).eval()
-    drawn = figures.draw_figures(net, part='position')  # needs no images
-    expected, = maps_module.attention_maps(net, torch.zeros(1, 3, 48, 48), 'position')
-    assert_drawn(panels(drawn['attention']), expected[0, :, 1, 1], rtol=1e-7, atol=0)
-    assert 'class' not in drawn
-    attention = explorer.describe_attention(net, torch.randn(2, 3, 48, 48), 'position')
-    assert [(layer['heads'], layer['queries']) for layer in attention['layers']] == [(4, (3, 3))]
 
 
 def test_vector_attention_gets_footprints():

@@ -19,59 +19,57 @@ pytestmark = pytest.mark.slow
 
 
 def test_pointer_keys_clicks_and_permalink(open_page):
-    text = explorer_page({'first': create('sa_learned_cifar'), 'second': create('sa_learned_content_cifar')}, PICTURES,
-                         views=['all', 'content'])
+    text = explorer_page(create('sa_learned_content_cifar'), PICTURES)
     page = open_page(text)
-    stage = page.locator('.stage').first
+    stage = page.locator('.stage')
     box = stage.bounding_box()
     page.mouse.move(box['x'] + box['width'] * 4.5 / 12, box['y'] + box['height'] * 2.5 / 8)
-    query = 'panels.map(({ net }) => net.query())'
-    assert page.evaluate(query) == [2 * 12 + 4] * 2
+    assert page.evaluate('net.query()') == 2 * 12 + 4
     stage.focus()
     for key in ('ArrowDown', 'ArrowRight', 'ArrowRight', 'ArrowUp', 'ArrowLeft', 'ArrowUp'):
         page.keyboard.press(key)
-    assert page.evaluate(query) == [1 * 12 + 5] * 2
+    assert page.evaluate('net.query()') == 1 * 12 + 5
     stage.click(position=dict(x=box['width'] * 5.5 / 12, y=box['height'] * 1.5 / 8))  # pins
     page.mouse.move(box['x'] + 5, box['y'] + 5)
-    assert page.evaluate(query) == [1 * 12 + 5] * 2
-    page.get_by_label('Layer 1, head 3').nth(1).click()
+    assert page.evaluate('net.query()') == 1 * 12 + 5
+    page.get_by_label('Layer 1, head 2').click()
     page.get_by_label('picture 1', exact=True).check(force=True)
-    page.get_by_text('Content only', exact=True).click()
     page.get_by_label('Average over the pictures').check()
     page.get_by_label('Sort by distance').check()
     page.evaluate(until('location.hash.includes("sort=1")'))
     page.get_by_text('Per-tile scale').click()
     page.evaluate(until('!location.hash.includes("scale=all")'))
-    assert 'row 1, column 5' in page.locator('output').nth(1).text_content()
-    assert 'Layer 1, head 3' in page.locator('output').nth(1).text_content()
+    words = page.locator('output').text_content()
+    assert 'row 1, column 5' in words and 'Layer 1, head 2' in words and 'Mean over 2 pictures' in words
     order = '[...document.querySelectorAll(".heads")].map(e => e.textContent)'
-    shown = page.evaluate('panels.map(({ net }) => Array.from(net.shown))')
+    shown = page.evaluate('Array.from(net.shown)')
     link, sorted_heads = page.evaluate('location.hash.slice(1)'), page.evaluate(order)
 
     again = open_page(text, hash=link)
     assert again.evaluate('state') == {
         **page.evaluate('state'), 'at': pytest.approx(page.evaluate('state.at'), abs=1e-4)}
-    assert again.evaluate(order) == sorted_heads
-    assert again.evaluate('panels.map(({ net }) => Array.from(net.shown))') == shown
-    assert again.evaluate('panels[1].tiles[5].button.getAttribute("aria-pressed")') == 'true'
-    assert again.evaluate('state.pin') and again.locator('#views label:visible').count() == 2
+    assert again.evaluate(order) == sorted_heads and again.evaluate('Array.from(net.shown)') == shown
+    assert again.evaluate('panel.tiles[5].button.getAttribute("aria-pressed")') == 'true'
     again.keyboard.press('Escape')  # the query first
-    assert not again.evaluate('state.pin') and again.evaluate('state.heads') == [None, 5]
+    assert not again.evaluate('state.pin') and again.evaluate('state.head') == 5
     again.keyboard.press('Escape')
-    assert again.evaluate('state.heads') == [None, None]
+    assert again.evaluate('state.head') is None
+    average = again.evaluate("""async () => {
+        const image = document.querySelector('.stage img'), canvas = document.createElement('canvas');
+        await image.decode();
+        [canvas.width, canvas.height] = [24, 16];
+        canvas.getContext('2d').drawImage(image, 0, 0);
+        return Array.from(canvas.getContext('2d').getImageData(0, 0, 24, 16).data);
+    }""")
+    expected = np.mean([np.asarray(image, float) for image in PICTURES.values()], axis=0)
+    np.testing.assert_allclose(np.reshape(average, (16, 24, 4))[..., :3], expected, atol=1)
+    assert not again.locator('.classes').is_visible()  # classes are of single pictures
 
 
-def test_a_link_of_nonsense_changes_nothing(open_page):
-    page = open_page(explorer_page({'net': create('sa_learned_cifar')}, PICTURES),
-                     hash='image=7&at=2,x&view=nothing&heads=9.9&sort=&epoch=3')
-    assert page.evaluate('state') == dict(
-        image=0, at=[0.5, 0.5], pin=False, view='all', scale='all', mean=False, sort=False, token=False, heads=[None],
-        epoch=None)
-
-
-COLOURS = """() => { const { image, width, height } = panels[0].atlases[0];
+COLOURS = """() => { const { image, width, height } = panel.atlases[0];
     const data = i => Array.from(image.data.slice(4 * (i * height + 1) * width, 4 * (i * height + 1) * width + 4));
-    return panels[0].tiles.map((_, i) => data(i)); }"""
+    return panel.tiles.map((_, i) => data(i)); }"""
+YELLOW = [0xfd, 0xe7, 0x25]
 
 
 def sharp_and_flat():
@@ -80,58 +78,63 @@ def sharp_and_flat():
     with torch.no_grad():
         model.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., 0.], [0., 0.]]))
         model.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.]))
+        model.head.fc.weight.zero_()
+        model.head.fc.bias.copy_(torch.tensor([0., 3., 1., 2., *[-1.] * 6]))
     return model
 
 
-def test_one_scale_for_all_tiles_or_one_for_each(open_page):
-    """On the shared scale a flat head is dark next to a sharp one; on its own scale it is bright."""
-    page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='at=0,0&scale=all')
-    yellow = [0xfd, 0xe7, 0x25, 255]
-    sharp, flat = page.evaluate(COLOURS)
-    assert sharp == yellow
+def test_scales_shifts_classes_and_a_link_of_nonsense(open_page):
+    model = sharp_and_flat()
+    page = open_page(explorer_page(model, PICTURES, caption='trained by nobody'),
+                     hash='image=7&at=2,x&scale=nothing&head=9.9&sort=&epoch=3')
+    assert page.evaluate('state') == dict(
+        image=0, at=[0.5, 0.5], pin=False, scale='all', mean=False, sort=False, token=False, head=None, epoch=None)
+    probs = model.head.fc.bias.softmax(0).tolist()
+    assert page.locator('.classes li').all_text_contents() == [
+        f'{name}{100 * probs[i]:.1f} %' for i, name in ((1, 'automobile'), (3, 'cat'), (2, 'bird'))]
+    assert page.locator('.about p').text_content() == 'trained by nobody'
+
+    flat = page.evaluate(COLOURS)[1]
     place = 8 * (1 / 96) ** 0.5  # of nine colours; a root makes 1 / 96 of the largest a tenth
     low, high = (0x44, 0x01, 0x54), (0x47, 0x2d, 0x7b)
     assert flat[:3] == pytest.approx([a + (b - a) * place for a, b in zip(low, high)], abs=2)
     assert page.locator('.scale span').all_text_contents() == ['0', '0.25', '1']
     page.get_by_text('Per-tile scale').click()
     page.evaluate(PAINTED)
-    assert page.evaluate(COLOURS) == [yellow, yellow]
+    assert page.evaluate(COLOURS)[1] == [*YELLOW, 255]
+
+    assert page.locator('.kernel').text_content() == (
+        '1 of 2 heads give more than half of their attention to one fixed offset, as the taps of a convolution do.')
+    assert page.locator('.tile').all_text_contents() == ['0 +1,0', '1']
+    assert page.locator('.taps').get_attribute('aria-label') == 'Offsets of its shift heads: +1,0'
+    page.locator('.tile').nth(0).click()
+    page.locator('.stage').click()  # in the middle; pins
+    link = page.get_by_text('Its shift in the theorem')
+    link.wait_for()
+    kernel = ','.join(str(int(i == 17)) for i in range(25))  # of 5 x 5, one below the middle
+    assert link.get_attribute('href') == f'theorem.html#kernel={kernel}&size=5&alpha=46&head=17'
+    page.locator('.tile div').nth(0).hover(position=dict(x=1, y=1))
+    page.get_by_text('Layer 0, head 0: 0.0 % to row 0, column 0').wait_for()
+    page.locator('.tile div').nth(1).hover(position=dict(x=1, y=1))  # a preview, over the picture too, on its own scale
+    page.get_by_text('Layer 0, head 1: 1.0 % to row 0, column 0').wait_for()
+    pixels = page.evaluate('Array.from(panel.covers[0].image.data)')
+    assert [pixels[i::4][0] for i in range(3)] == YELLOW and 100 < pixels[3] < 230
+    box = page.locator('.stage').bounding_box()
+    page.mouse.move(box['x'] + box['width'] * 6.5 / 12, box['y'] + box['height'] * 5.5 / 8)
+    page.get_by_text('Layer 0, head 0: 100.0 % to row 5, column 6').wait_for()
+    page.locator('.tile').first.click()
+    page.evaluate(until('document.querySelector(".words a").hidden'))
 
 
-def test_the_most_probable_classes_and_the_true_one(open_page):
-    model = create('sa_learned_cifar')
-    with torch.no_grad():
-        model.head.fc.weight.zero_()
-        model.head.fc.bias.copy_(torch.tensor([0., 3., 1., 2., *[-1.] * 6]))
-    pictures = {**PICTURES, 'picture 2': picture(2)}
-    page = open_page(explorer_page(
-        {'net': model}, pictures, labels=['cat', 'truck', 'unicorn'], captions=['trained by nobody']))
-    probs = model.head.fc.bias.detach().softmax(0).tolist()
-    expected = [f'{name}{100 * probs[i]:.1f} %' for i, name in ((1, 'automobile'), (3, 'cattrue'), (2, 'bird'))]
-    assert page.locator('.classes li').all_text_contents() == expected
-    page.get_by_label('picture 1', exact=True).check(force=True)
-    assert page.locator('.classes li').all_text_contents()[1:] == [
-        expected[1].replace('true', ''), expected[2], f'trucktrue{100 * probs[9]:.1f} %']
-    page.get_by_label('picture 2', exact=True).check(force=True)  # a class that the net does not know has no bar
-    assert page.locator('.classes li').last.text_content() == 'unicorntrue'
-    assert page.locator('.classes li').count() == 4 and page.locator('.classes li > div').count() == 3
-    assert page.locator('.about p').text_content() == 'trained by nobody'
-
-
-def test_a_picture_shows_what_no_frame_has_drawn_yet(open_page):
-    """A change of layout clears the canvases until the next frame."""
-    page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES))
-    drawn, cleared = page.evaluate('[paint().toDataURL(), (panels[0].fit(), paint().toDataURL())]')
-    assert cleared == drawn
-
-
-def test_link_and_picture_of_the_view(open_page):
-    page = open_page(explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES), hash='heads=1.3&at=0.3,0.3',
+def test_link_and_picture_of_the_view(open_page, tmp_path):
+    model = create('sa_quadratic_cifar')
+    write_run(tmp_path, model, (8, 12), 1)
+    page = open_page(explorer_page(model, PICTURES, run=tmp_path), hash='head=1.2&at=0.3,0.3',
                      permissions=['clipboard-read', 'clipboard-write'])
     page.get_by_text('Copy link').click()
     page.get_by_text('Copied', exact=True).wait_for()
-    link = page.evaluate('navigator.clipboard.readText()')  # a local address is useless to others
-    assert link.startswith('#image=0') and 'heads=1.3' in link and 'at=0.3000%2C0.3000' in link
+    link = page.evaluate('navigator.clipboard.readText()')  # an address on this device is of no use to others
+    assert link.startswith('#image=0') and 'head=1.2' in link and 'at=0.3000%2C0.3000' in link
     assert 'only the view was copied' in page.locator('#status').text_content()
     with page.expect_download() as download:
         page.get_by_text('Save PNG').click()
@@ -145,12 +148,9 @@ def test_link_and_picture_of_the_view(open_page):
         box = place.bounding_box()
         left, top = 2 * (box['x'] - view['x']) + 32, 2 * (box['y'] - view['y']) + 32
         assert len(saved.crop((left, top, left + 2 * box['width'], top + 2 * box['height'])).getcolors(1 << 16)) > 3
-
-
-def test_the_picture_of_a_view_has_its_words_but_no_controls(open_page, tmp_path):
-    model = create('sa_quadratic_cifar')
-    write_run(tmp_path, model, (8, 12), 1)
-    page = open_page(explorer_page({'net': model}, PICTURES, runs=[tmp_path]))
+    page.evaluate('document.getElementById("view").classList.remove("still")')
+    drawn, cleared = page.evaluate('[paint().toDataURL(), (panel.fit(), paint().toDataURL())]')
+    assert cleared == drawn  # although a layout that moved clears the canvases until the next frame
     lines = page.evaluate("""() => {
         const lines = [], Context = CanvasRenderingContext2D.prototype, plain = Context.fillText;
         Context.fillText = text => lines.push(text);
@@ -158,33 +158,8 @@ def test_the_picture_of_a_view_has_its_words_but_no_controls(open_page, tmp_path
         Context.fillText = plain;
         return lines;
     }""")
-    assert 'Play' not in lines and 'Training' in lines
+    assert 'Play' not in lines and 'Training' in lines  # words, but no controls
     assert not any(re.search(r'\s\s', line) for line in lines)  # folded, as on the page
-
-
-def test_averages_show_no_single_pictures_classes(open_page):
-    page = open_page(explorer_page({'net': create('sa_learned_content_cifar')}, PICTURES), hash='mean=1')
-    page.get_by_text('Mean over 2 pictures').wait_for()
-    assert not page.locator('.classes').is_visible()
-    shown = page.evaluate("""async () => {
-        const image = document.querySelector('.stage img'), canvas = document.createElement('canvas');
-        await image.decode();
-        [canvas.width, canvas.height] = [24, 16];
-        canvas.getContext('2d').drawImage(image, 0, 0);
-        return Array.from(canvas.getContext('2d').getImageData(0, 0, 24, 16).data);
-    }""")
-    expected = np.mean([np.asarray(image, float) for image in PICTURES.values()], axis=0)
-    np.testing.assert_allclose(np.reshape(shown, (16, 24, 4))[..., :3], expected, atol=1)
-    page.get_by_label('Average over the pictures').uncheck()
-    assert page.locator('.classes').is_visible()
-
-
-def test_wide_heads_show_over_the_picture(open_page):
-    """A flat head is dark in its tile next to a sharp one, but has its own scale over the picture."""
-    page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='heads=0.2')
-    page.get_by_text('scaled to its own largest value').wait_for()
-    pixels = page.evaluate('Array.from(panels[0].covers[0].image.data)')
-    assert [pixels[i::4][0] for i in range(3)] == [0xfd, 0xe7, 0x25] and 100 < pixels[3] < 230
 
 
 def write_run(folder, model, grid, epochs):
@@ -202,7 +177,7 @@ def write_run(folder, model, grid, epochs):
 
 MOMENTS = """epoch => {
     Object.assign(state, { epoch });
-    const { net } = panels[0], [rows, cols] = net.grid, [row, col] = net.cell(net.query());
+    const [rows, cols] = net.grid, [row, col] = net.cell(net.query());
     net.show(net.query());
     return net.heads.map((_, head) => {
         const map = net.head(head), place = k => [Math.floor(k / cols), k % cols];
@@ -224,7 +199,7 @@ def test_the_film_plays_in_the_maps_and_counts_sharp_heads(open_page, tmp_path):
         model.blocks[0].attn.encoding.spreads[0] = 9 * torch.eye(2)  # one at a single pixel
     blobs = position_blobs(model, (8, 12))
     write_run(tmp_path, model, (8, 12), 90)
-    page = open_page(explorer_page({'net': model}, PICTURES, runs=[tmp_path]), hash='epoch=1', reduced_motion='reduce',
+    page = open_page(explorer_page(model, PICTURES, run=tmp_path), hash='epoch=1', reduced_motion='reduce',
                      viewport=dict(width=1280, height=720))
     words, slider = page.locator('.film p'), page.locator('.film input')
     assert words.text_content().startswith('after epoch 1 of 90, heads at one pixel: 1, training loss 9.00. The maps')
@@ -252,24 +227,25 @@ def test_the_film_plays_in_the_maps_and_counts_sharp_heads(open_page, tmp_path):
     slider.press('End')
     page.evaluate(until('state.epoch === null'))
     assert 'after epoch 90 of 90' in words.text_content()
-    assert words.text_content().endswith('90.0 % of the validation images right')
+    assert words.text_content().endswith('validation accuracy 90.0 %')
 
 
 def test_the_film_of_another_net_is_refused(tmp_path):
     write_run(tmp_path, create('sa_quadratic_cifar', num_heads=2), (8, 12), 1)
     with pytest.raises(ValueError, match='needs the history of a net with'):
-        explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES, runs=[tmp_path])
-    page = explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES, runs=['resnet_tiny_cifar'])
-    assert '"film": null' in page  # none ships
+        explorer_page(create('sa_quadratic_cifar'), PICTURES, run=tmp_path)
+    page = explorer_page(create('sa_quadratic_cifar'), PICTURES, run='resnet_tiny_cifar')  # its history does not ship
+    assert '"film": null' in page
 
 
-def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
-    """At 390 pixels, maps are above the fold, the picture stays at the top, and a finger scrolls the maps."""
-    pictures = {f'picture {i}': picture(i) for i in range(10)}
-    page = open_page(explorer_page({'net': create('sa_quadratic_cifar', depth=6, num_heads=9)}, pictures),
-                     viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
+def test_a_dark_phone_keeps_picture_and_maps_in_sight(open_page):
+    """390 pixels wide: maps above the fold, the picture sticks small at the top, a finger on the maps scrolls."""
+    page = open_page(explorer_page(create('sa_quadratic_cifar', depth=6, num_heads=9), {
+        f'picture {i}': picture(i) for i in range(10)}), color_scheme='dark',
+        viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
     stage, tile = page.locator('.stage'), page.locator('.tile div')
     assert page.evaluate('[document.documentElement.scrollWidth, innerWidth]') == [390, 390]
+    assert Image.open(io.BytesIO(page.screenshot())).convert('RGB').getpixel((1, 1))[0] < 50
     assert tile.nth(5).bounding_box()['y'] < 700  # the whole first layer
     box = tile.nth(5).bounding_box()
     swipe(page, box['x'], box['y'], -340)
@@ -282,20 +258,8 @@ def test_a_phone_keeps_picture_and_maps_in_sight(open_page):
     assert page.evaluate('scrollY') == scrolled and page.evaluate('state.at[0]') > before[0] + 0.1
 
 
-@pytest.mark.parametrize('scheme,width', [('light', 1300), ('dark', 390)])
-def test_screen(scheme, width, open_page):
-    nets = {'first': create('sa_quadratic_cifar', num_heads=16), 'a_rather_long_name_' * 4: create('sa_learned_cifar')}
-    page = open_page(explorer_page(nets, PICTURES), color_scheme=scheme, viewport=dict(width=width, height=800))
-    assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
-    shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert('RGB')
-    assert shot.width == width
-    assert (shot.getpixel((1, 1))[0] > 200) == (scheme == 'light')
-    assert page.locator('.tile div').count() == 2 * 16 + 2 * 3
-    assert any(colour == (0xfd, 0xe7, 0x25) for _, colour in shot.getcolors(1 << 24))  # the scale's last
-
-
 def test_paper_forced_colours_and_no_script(open_page):
-    text = explorer_page({'net': create('sa_quadratic_cifar')}, PICTURES)
+    text = explorer_page(create('sa_quadratic_cifar'), PICTURES)
     page = open_page(text, forced_colors='active')
     chosen, other = page.locator('.choice span:visible').all()
     colour = 'node => getComputedStyle(node).backgroundColor'
@@ -310,54 +274,30 @@ def test_paper_forced_colours_and_no_script(open_page):
     assert page.locator('.tile canvas').count() == 0
     page = open_page(text, java_script_enabled=False)
     assert page.locator('noscript p').is_visible() and page.locator('noscript img').is_visible()
-    assert not page.locator('#status').is_visible() and not page.locator('.options').is_visible()
+    for hidden in ('#status', '.options', '.net'):
+        assert not page.locator(hidden).is_visible()
 
 
-def test_shift_heads_are_marked_and_lead_to_the_theorem(open_page):
-    page = open_page(explorer_page({'net': sharp_and_flat()}, PICTURES), hash='heads=0.1&at=0.5,0.5&pin=1')
-    assert page.locator('.kernel').text_content() == (
-        '1 of 2 heads give more than half of their attention to one fixed offset, as the taps of a convolution do.')
-    assert page.locator('.tile').all_text_contents() == ['1 +1,0', '2']
-    assert page.locator('.taps').get_attribute('aria-label') == 'Offsets of its shift heads: +1,0'
-    link = page.get_by_text('Its shift in the theorem')
-    link.wait_for()
-    kernel = ','.join(str(int(i == 17)) for i in range(25))  # of 5 x 5, one below the middle
-    assert link.get_attribute('href') == f'theorem.html#kernel={kernel}&size=5&alpha=46&head=18'
-    page.locator('.tile div').nth(0).hover(position=dict(x=1, y=1))
-    page.get_by_text('Layer 0, head 1: 0.0 % to row 0, column 0').wait_for()
-    page.locator('.tile div').nth(1).hover(position=dict(x=1, y=1))  # a preview, over the picture too
-    page.get_by_text('Layer 0, head 2: 1.0 % to row 0, column 0').wait_for()
-    box = page.locator('.stage').bounding_box()
-    page.mouse.move(box['x'] + box['width'] * 6.5 / 12, box['y'] + box['height'] * 5.5 / 8)
-    page.get_by_text('Layer 0, head 1: 100.0 % to row 5, column 6').wait_for()
-    page.locator('.tile').first.click()
-    page.evaluate(until('document.querySelector(".words a").hidden'))
-
-
-def test_names_of_imagenet_and_numbers_that_are_none(open_page):
+def test_names_of_imagenet_numbers_that_are_none_and_names_that_are_code(open_page):
     vit = timm.create_model('vit_tiny_patch16_224', img_size=32, embed_dim=24, depth=1, num_heads=3).eval()
     vit.pretrained_cfg = dict(vit.pretrained_cfg, input_size=(3, 32, 32))
     with torch.no_grad():
         vit.head.bias[0] += 100
-    text = explorer_page({'vit': vit}, PICTURES)
+    evil = '\udcff</script><script>document.title = "caught"</script><img src=x onerror=alert(1)>{{data}}&amp;\u2028'
+    text = explorer_page(vit, {evil: picture(0)}, evil)
     assert 'tench, Tinca tinca' in text
     page = open_page(text)
     assert 'leave the class token out' in page.locator('#notes').text_content()
-    with torch.no_grad():
-        vit.head.bias[0] = math.nan
-    text = explorer_page({'vit': vit}, PICTURES)
-    assert 'NaN' not in re.search(r'id="data">(.*?)</script>', text)[1]
-    with torch.no_grad():
-        vit.blocks[0].attn.qkv.bias[0] = math.nan
-    with pytest.raises(ValueError, match='attention maps are not finite'):
-        explorer_page({'vit': vit}, PICTURES)
-
-
-def test_names_from_the_user_are_escaped(open_page):
-    evil = '\udcff</script><script>document.title = "caught"</script><img src=x onerror=alert(1)>{{data}}&amp;\u2028'
-    page = open_page(explorer_page({evil: create('sa_learned_cifar')}, {evil: picture(0)}))
     shown = evil.replace('\udcff', '?')
     assert page.title() == f'Attention explorer: {shown}'.replace('\u2028', ' ') or shown in page.title()
     assert page.locator('h2').text_content()[1:] == evil[1:]
     assert page.locator('#pictures input').get_attribute('aria-label')[1:] == evil[1:]
     assert page.locator('script').count() == 2 and page.locator('img[src=x]').count() == 0
+    with torch.no_grad():
+        vit.head.bias[0] = math.nan
+    text = explorer_page(vit, PICTURES)
+    assert 'NaN' not in re.search(r'id="data">(.*?)</script>', text)[1]
+    with torch.no_grad():
+        vit.blocks[0].attn.qkv.bias[0] = math.nan
+    with pytest.raises(ValueError, match='attention maps are not finite'):
+        explorer_page(vit, PICTURES)

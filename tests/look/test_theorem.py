@@ -29,10 +29,10 @@ STATES = {  # kernel, alpha, dilation, heads that are away from their taps
     'size=3&dilation=1&kernel=blur&alpha=0.05': (np.full((3, 3), 1 / 9), 0.05, 1, {}),
     'kernel=upright&alpha=3': (np.outer([1, 2, 1], [-1, 0, 1]), 3., 1, {}),
     'kernel=edges&alpha=46&dilation=2': (9 * np.pad([[1]], 1) - 1, 46., 2, {}),
-    f'dilation=1&kernel={DRAWN}&alpha=1&moved=1:-1.5,0.37;9:2.4,1.9': (
+    f'dilation=1&kernel={DRAWN}&alpha=1&moved=0:-1.5,0.37;8:2.4,1.9': (
         np.array(DRAWN.split(','), float).reshape(3, 3), 1., 1, {0: (-1.5, 0.37), 8: (2.4, 1.9)}),
     'kernel=gauss&size=5&alpha=0.6': (np.outer([1, 4, 6, 4, 1], [1, 4, 6, 4, 1]) / 256, 0.6, 1, {}),
-    'kernel=shift&size=5&dilation=3&alpha=12&moved=25:-0.5,0': (
+    'kernel=shift&size=5&dilation=3&alpha=12&moved=24:-0.5,0': (
         np.pad([[1]], ((4, 0), (4, 0))), 12., 3, {24: (-0.5, 0.)}),
 }
 
@@ -144,7 +144,7 @@ def test_a_click_pins_the_query_and_kernels_are_painted_typed_and_undone(open_pa
 
     box = page.locator('#heads .stage').bounding_box()
     pixel = box['width'] / 9  # four on either side of the query
-    x, y = box['x'] + 5.5 * pixel, box['y'] + 3.5 * pixel  # head 3, up and right
+    x, y = box['x'] + 5.5 * pixel, box['y'] + 3.5 * pixel  # head 2, up and right
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x + 1.5 * pixel, y + pixel / 2, steps=3)
@@ -152,7 +152,7 @@ def test_a_click_pins_the_query_and_kernels_are_painted_typed_and_undone(open_pa
     assert page.evaluate('state.head') == 2
     assert page.evaluate('state.moved[2]') == pytest.approx([0.5, 1.5], abs=0.06)
     page.evaluate(PAINTED)
-    assert 'Head 3 looks 1.5' in page.locator('#verdict').text_content()
+    assert 'Head 2 looks 1.5' in page.locator('#verdict').text_content()
     page.locator('.tile').nth(2).press('ArrowDown')
     page.locator('#heads .stage').focus()
     for key in ('ArrowLeft', 'Shift+ArrowLeft', 'ArrowUp'):
@@ -189,7 +189,7 @@ def test_a_click_pins_the_query_and_kernels_are_painted_typed_and_undone(open_pa
     again.get_by_text('Put all back').click()
     again.locator('[name=size]').select_option('5')
     assert again.evaluate('state.weights.filter(w => w).length') == 4 and again.evaluate('state.moved.length') == 25
-    again.evaluate(GO, 'size=4&dilation=0&alpha=x&kernel=constructor&query=96,0&head=26&moved=26:1,1;1:,;2:1,99')
+    again.evaluate(GO, 'size=4&dilation=0&alpha=x&kernel=constructor&query=96,0&head=25&moved=25:1,1;:1,1;0:,;1:1,99')
     assert again.evaluate('[state.size, state.dilation, state.alpha, state.query, state.head]') == [
         5, 1, 50, page.evaluate('state.query'), 12]
     assert not again.evaluate('state.moved.flat().some(part => part !== 0)')
@@ -222,7 +222,7 @@ def test_heads_are_added_one_by_one_and_light_up_with_their_tap(open_page):
     assert page.evaluate('document.querySelector(".tile canvas").toDataURL()') != before
     for number, words, verdict in (
             (1, 'One head is enough', 'Equal'), (2, 'each times one ninth', 'Equal'),
-            (3, 'only edges are left', 'Equal'), (4, 'no longer this convolution', 'Head 3 looks 2.5')):
+            (3, 'only edges are left', 'Equal'), (4, 'no longer this convolution', 'Head 2 looks 2.5')):
         page.locator('#presets button').nth(number - 1).click()
         page.evaluate(PAINTED)
         assert words in page.locator('#story').text_content()
@@ -275,7 +275,7 @@ def test_a_finger_scrolls_over_the_heads_panel_and_drags_heads(open_page):
     assert page.evaluate('scrollY') > before + 50
     heads.evaluate("node => node.scrollIntoView({ block: 'center' })")
     before = page.evaluate('scrollY')
-    swipe(page, *middle(heads, 3.5 / 9, 5.5 / 9), -heads.bounding_box()['height'] / 9)  # head 3, a pixel up
+    swipe(page, *middle(heads, 3.5 / 9, 5.5 / 9), -heads.bounding_box()['height'] / 9)  # head 2, a pixel up
     assert page.evaluate('scrollY') <= before  # as the verdict grows, the page moves a little
     assert page.evaluate('state.moved[2]') == pytest.approx([-1, 0], abs=0.1)
 

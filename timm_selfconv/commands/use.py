@@ -17,16 +17,13 @@ from timm_selfconv.look.heads import format_heads, report_heads
 from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.measure import tables
 from timm_selfconv.models import CIFAR10_CLASSES
-from timm_selfconv.weights import net_caption
 from ._shared import (
-    COUNT, INPUT_KEY, JSON, NET, argument, caption, command, create_model, images, load_model, model_name, natural,
-    output, show, split,
+    COUNT, INPUT_KEY, JSON, NET, argument, caption, command, create_model, images, load_model, natural, output, show,
+    split,
 )
 
 GROUP = 'use a net'
 DEMO_MODEL = 'sa_quadratic_tiny_cifar'
-PART = argument('--part', choices=['both', 'content', 'position'], default='both', help=(
-    "part of ConViT's gated attention (default: both)"))
 
 
 def demo_pictures() -> List[Path]:
@@ -96,24 +93,15 @@ def distinct_names(names: Sequence[str]) -> List[str]:
 
 
 @command(
-    GROUP, *NET, images('pictures to show'), output('FILE', 'HTML file, e.g. explorer.html'),
-    argument('--labels', nargs='+', default=[], metavar='CLASS', help='true class of each picture, in the same order'),
-    argument('--versus', action='append', type=model_name, default=[], metavar='MODEL', help=(
-        'another pretrained model to compare with; can be repeated')),
-    argument('--views', nargs='+', choices=['all', 'position', 'content'], default=['all'], help=(
-        'show maps of all terms of the score, of position terms or of content terms; each makes the page larger '
-        '(default: all)')), PART)
+    GROUP, *NET, images('pictures to show'), output('FILE', 'HTML file, e.g. explorer.html'))
 def explore(args: Namespace) -> None:
     """Write an HTML page with the attention maps of all heads, for every pixel of your pictures.
 
     Example: timm-selfconv explore sa_learned_content_tiny_cifar cat.jpg --output explorer.html
     """
-    names, pictures = distinct_names([args.model, *args.versus]), open_images(args.images)
+    pictures = dict(zip(distinct_names([image.name for image in args.images]), open_images(args.images)))
     run = args.checkpoint.parent if args.checkpoint else None if args.untrained else args.model
-    page = explorer_page(
-        dict(zip(names, [load_model(args), *map(create_model, args.versus)])),
-        dict(zip(distinct_names([image.name for image in args.images]), pictures)),
-        args.labels, [caption(args), *map(net_caption, args.versus)], [run, *args.versus], args.part, args.views)
+    page = explorer_page(load_model(args), pictures, args.model, caption(args), run)
     write_new(args.output, page.encode())
     print(f'{args.output}: {len(page) / 1e6:.1f} MB, open it in a browser')
 
@@ -121,13 +109,13 @@ def explore(args: Namespace) -> None:
 @command(
     GROUP, *NET, images(
         'pictures to average over; required if attention depends on content', name='--images'),
-    argument('--kernel-size', type=natural, default=3, help='kernel size to compare with (default: 3)'), PART, JSON)
+    argument('--kernel-size', type=natural, default=3, help='kernel size to compare with (default: 3)'), JSON)
 def heads(args: Namespace) -> None:
     """Describe each head, and measure how close each layer is to a convolution.
 
     Example: timm-selfconv heads sa_learned_tiny_cifar
     """
-    layers = report_heads(load_model(args), open_images(args.images), args.kernel_size, args.part)
+    layers = report_heads(load_model(args), open_images(args.images), args.kernel_size)
     show(args, dict(model=args.model, kernel_size=args.kernel_size, layers=layers),
          format_heads(layers, args.kernel_size))
 
@@ -138,11 +126,9 @@ def heads(args: Namespace) -> None:
         argument('--data', help='dataset to average over instead, as for eval')],
     split('test'), INPUT_KEY, COUNT, output('DIR', 'new folder for the figures'),
     argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
-        'query pixel in the grid of the first layer (default: the middle)')), PART,
-    argument('--versus', type=model_name, metavar='MODEL', help='pretrained model to compare heads with'),
+        'query pixel in the grid of the first layer (default: the middle)')),
     argument('--run', metavar='RUN', help=(
-        'also draw the heads during training; RUN is a shipped net with a history, or the folder of a run (a run of '
-        "timm's train.py has only the checkpoints that it kept)")),
+        'also draw the heads during training; RUN is a shipped net with a history, or the folder of a run')),
     argument('--curves', nargs='*', metavar='RUN', help=(
         'also draw accuracy and loss over epochs; each RUN is as for --run, and runs with the same NAME in NAME.SEED '
         'become one curve (default: the shipped runs of curves.yaml)')),
@@ -162,13 +148,9 @@ def figures(args: Namespace) -> None:
     if args.data:
         pictures = sample_pictures(args.data, args.split, args.input_key, args.count)
     query = None if args.query is None else tuple(args.query)
-    versus = {}
-    if args.versus:
-        layers = report_heads(create_model(args.versus), pictures[:drawing.REPORTED])
-        versus = {f'{args.versus}: {net_caption(args.versus)}': layers}
     drawn = drawing.draw_figures(
         model, preprocess(model, pictures) if pictures else None, [image.stem for image in args.images], query,
-        f'{args.model}: {caption(args)}', args.run, args.part, versus)
+        f'{args.model}: {caption(args)}', args.run)
     if curves is not None:
         drawn['curves'] = drawing.figure_accuracy(curves)
     for file in drawing.save_figures(drawn, args.output, args.format):

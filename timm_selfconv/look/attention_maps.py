@@ -6,12 +6,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from timm_selfconv.layers import ConvAttention, GatedAttention, SanAttention2d, SelfAttention2d, gaussian_axis_scores
+from timm_selfconv.layers import ConvAttention, SanAttention2d, SelfAttention2d, gaussian_axis_scores
 from timm_selfconv.layers.conv_attention import pad_widths
 from timm_selfconv.layers.functional import at_least_float32
 from timm_selfconv.models import ResVit
-from .transformers import CLASS_ATTENTION, GATED_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, patch_grid, \
-    private_copy, read_probs
+from .transformers import CLASS_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, private_copy, read_probs
 
 __all__ = [
     'attention_maps', 'class_attention', 'footprint_weights', 'has_class_token', 'has_footprints', 'layer_names',
@@ -19,7 +18,6 @@ __all__ = [
 ]
 
 T = TypeVar('T')
-PARTS = ('both', 'content', 'position')
 OWN_MAPS = (SelfAttention2d, ConvAttention)  # their maps are computed from the layer's input
 
 
@@ -113,28 +111,16 @@ def read_layers(
         model: nn.Module,
         images: torch.Tensor,
         look: Callable[[LayerProbs], T],
-        part: str = 'both',
         besides: Tuple[type, ...] = (),
 ) -> List[T]:
-    """Apply a function to the probabilities of each layer of a transformer, or to one part of gated attention."""
-    if part not in PARTS:
-        raise ValueError(f'part={part!r}: needs one of {PARTS}')
+    """Apply a function to the probabilities of each layer of a transformer."""
     net = private_copy(model)
-    layers = attention_layers(net)
-    if part == 'both':
-        return read_probs(net, [*layers, *(m for m in net.modules() if isinstance(m, besides))], images, look)
-    if not any(isinstance(layer, GATED_ATTENTION) for layer in layers):
-        raise ValueError(f"part={part!r}: needs a net with gated attention (ConViT), or part='both'")
-    grid = patch_grid(net, images)
-
-    def look_at_part(layer: nn.Module, x: torch.Tensor) -> T:
-        content, position = GatedAttention(layer, grid).attention_parts(x)
-        return look(LayerProbs(content if part == 'content' else position.expand(len(x), -1, -1, -1), grid))
-    return look_into(net, GATED_ATTENTION, images, look_at_part)
+    layers = [*attention_layers(net), *(m for m in net.modules() if isinstance(m, besides))]
+    return read_probs(net, layers, images, look)
 
 
-def own_maps(model: nn.Module, part: str) -> bool:
-    return part == 'both' and all(isinstance(layer, OWN_MAPS) for layer in attention_layers(model))
+def own_maps(model: nn.Module) -> bool:
+    return all(isinstance(layer, OWN_MAPS) for layer in attention_layers(model))
 
 
 def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +158,7 @@ def layer_maps(
     return maps.to(at_least_float32(x).dtype).to(x.device)
 
 
-def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:
+def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
     """Attention probabilities of every layer, in eval mode.
 
     The result does not depend on the kernel that the net uses (row and column factors, fused, or explicit). The net
@@ -187,26 +173,23 @@ def attention_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -
         model: Net with :class:`SelfAttention2d` or :class:`ConvAttention` layers, or a transformer: the zoo's
             ``resvit_*``, or a timm transformer from the list in the README of this folder.
         images: Preprocessed images, shape (B, C, height, width).
-        part: Part of ConViT's gated attention: 'both', or the map of 'content' or 'position' before the gate
-            (:func:`position_gates`), which only gated layers have.
 
     Returns:
         One tensor per layer, in forward order, shape (B, heads, H, W, H, W), query before key; each query's map sums to
         1. Maps that do not depend on the image are expanded over the batch, not copied.
 
     Raises:
-        ValueError: If the net has no such layers, has others too, or has no gates although a part is requested.
+        ValueError: If the net has no such layers, or has others too.
     """
-    if own_maps(model, part):
+    if own_maps(model):
         return look_into(model, OWN_MAPS, images, layer_maps)
-    return read_layers(model, images, LayerProbs.maps, part)
+    return read_layers(model, images, LayerProbs.maps)
 
 
-def look_at_windows(
-        model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T], part: str = 'both') -> List[T]:
-    if own_maps(model, part):
+def look_at_windows(model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T]) -> List[T]:
+    if own_maps(model):
         return look_into(model, OWN_MAPS, images, lambda layer, *args: look(layer_maps(layer, *args)[:, None]))
-    return read_layers(model, images, lambda probs: look(probs.window_maps()), part)
+    return read_layers(model, images, lambda probs: look(probs.window_maps()))
 
 
 def class_attention(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:

@@ -5,8 +5,7 @@ This module packs the maps into the page:
 - Attention by position only has a score for each offset ``(d1, d2)``: ``rows[d1] + cols[d2] + cross d1 d2`` (the last
   term only for full precision matrices). A head takes two tables and one number, in float64.
 - Attention by content takes a byte for every query and key: the square root of the probability divided by the largest
-  of its map, times ``LEVELS``. Nets with content and position terms may have three views: all terms, terms that depend
-  on offsets, and terms that depend on keys. The page unpacks a picture when it is shown.
+  of its map, times ``LEVELS``. The page unpacks a picture when it is shown.
 
 Each layer has its own grid. The attention of the class token is packed as layers with a single query. Each layer also
 has the most attended offset of each head, and the attention to it.
@@ -17,7 +16,6 @@ import base64
 import copy
 import html
 import io
-import itertools
 import json
 import math
 import re
@@ -29,11 +27,9 @@ import torch
 import torch.nn as nn
 from PIL import Image
 from timm.data import ImageNetInfo, infer_imagenet_subset
-from tqdm import tqdm
 
 from timm_selfconv.data import label_names, preprocess, rank_classes, to_picture
 from timm_selfconv.layers import SelfAttention2d
-from timm_selfconv.layers.functional import dense_scores
 from timm_selfconv.theory.learned_kernels import most_attended
 from timm_selfconv.weights.history import find_history, read_history
 from .attention_maps import attention_layers, attention_maps, class_attention, footprint_weights, has_class_token, \
@@ -45,7 +41,6 @@ PAGE = Path(__file__).with_name('page')
 LEVELS = 127
 MAX_ENTRIES = 2 ** 27
 LARGEST = 32 ** 2  # pixels of the largest grid that is searched for shifts
-VIEWS = ('all', 'position', 'content')
 
 
 def read_part(name: str) -> str:
@@ -74,30 +69,14 @@ def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
     return (x / step).round().clamp(limits.min, limits.max).to(dtype)
 
 
-def term_maps(
-        layer: SelfAttention2d,
-        x: torch.Tensor,
-        key: Optional[torch.Tensor],
-        views: Sequence[str],
-) -> torch.Tensor:
-    """A layer's maps for several views: all terms, terms in offsets ('position'), terms in keys ('content').
-
-    For x of shape (B, H, W, dim) the maps have shape (views, B, heads, H W, H W).
-    """
-    parts = layer.score_parts(x, key)
-    scores, bias = dense_scores(*parts), dense_scores(None, None, *parts[2:])
-    by_view = dict(all=scores, position=bias.expand_as(scores), content=scores - bias)
-    return torch.stack([by_view[view] for view in views]).softmax(-1)
-
-
 def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
-    """Pack maps of a layer, shape (views, B, heads, queries, H, W), as bytes, a text for each picture."""
+    """Pack maps of a layer, shape (B, heads, queries, H, W), as bytes, a text for each picture."""
     if not maps.isfinite().all():
         raise ValueError('model: its attention maps are not finite (NaN)')
     shape, peaks = maps.shape[-2:], maps.amax((-2, -1), keepdim=True)
     roots = (maps / peaks.clamp(min=torch.finfo(maps.dtype).tiny)).sqrt()
-    parts = [pack(quantise(image, 1 / LEVELS, torch.uint8)) for image in roots.unbind(1)]
-    return dict(dict(heads=maps.shape[2], queries=shape, shape=shape, parts=parts), **more)
+    parts = [pack(quantise(image, 1 / LEVELS, torch.uint8)) for image in roots]
+    return dict(dict(heads=maps.shape[1], queries=shape, shape=shape, parts=parts), **more)
 
 
 def fixed_offsets(maps: torch.Tensor) -> List[Tuple[int, int, float]]:
@@ -121,21 +100,13 @@ def check_entries(entries: int) -> None:
             'fewer or smaller images')
 
 
-def describe_attention(
-        model: nn.Module,
-        batch: torch.Tensor,
-        part: str = 'both',
-        views: Sequence[str] = ('all',),
-) -> Dict[str, Any]:
+def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
     """Packed attention of each layer, for a batch of images, or for the first if all have the same.
 
     Raises:
         ValueError: If the attention cannot be read, is not finite, or does not fit in a page.
     """
-    layers = attention_layers(model)
-    own = part == 'both' and all(isinstance(m, SelfAttention2d) for m in layers)
-    content = part != 'position' and looks_at_content(model)
-    batch = batch if content else batch[:1]
+    content, own = looks_at_content(model), all(isinstance(m, SelfAttention2d) for m in attention_layers(model))
 
     def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
         grid = x.shape[1:3]
@@ -143,33 +114,27 @@ def describe_attention(
         shifts = fixed_offsets(layer.attention_probs(x).float()) if grid[0] * grid[1] <= LARGEST else []
         return dict(heads=layer.num_heads, queries=grid, shape=grid, tables=list(map(pack, tables)), shifts=shifts)
 
-    def maps_of(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
-        grid = x.shape[1:3]
-        check_entries(len(views) * len(x) * sum(m.num_heads for m in layers) * (grid[0] * grid[1]) ** 2)
-        maps = term_maps(layer, x, key, views).unflatten(-1, grid)
-        shifts = dict(shifts=fixed_offsets(maps[0].unflatten(2, grid))) if views[0] == 'all' else {}
-        return pack_maps(maps, **shifts)
+    def entries(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> int:
+        return layer.num_heads * (x.shape[1] * x.shape[2]) ** 2
 
     if own and not content:
-        packed = look_into(model, SelfAttention2d, batch, tables)
-    elif own and all(m.key is not None and m.relative for m in layers):
-        packed = look_into(model, SelfAttention2d, batch, maps_of)
+        packed = look_into(model, SelfAttention2d, batch[:1], tables)
     else:
-        seen, views = attention_maps(model, batch[:1], part), ['all']
-        check_entries(len(batch) * sum(m.numel() for m in seen))
-        if len(batch) > 1:
-            seen = attention_maps(model, batch, part)
-        packed = [pack_maps(m.flatten(2, 3)[None], shifts=fixed_offsets(m)) for m in seen]
+        batch = batch if content else batch[:1]
+        sizes = look_into(model, SelfAttention2d, batch[:1], entries) if own else [
+            m.numel() for m in attention_maps(model, batch[:1])]
+        check_entries(len(batch) * sum(sizes))  # before maps of all pictures take memory
+        packed = [pack_maps(m.flatten(2, 3), shifts=fixed_offsets(m)) for m in attention_maps(model, batch)]
     names = [name.capitalize() for name in layer_names(model, len(packed))]
     packed = [dict(layer, name=name) for layer, name in zip(packed, names)]
-    if has_class_token(model) and part == 'both':
+    if has_class_token(model):
         token = class_attention(model, batch)
         if len(token) < len(names):
             names = [f'Class layer {i}' for i in range(len(token))]
         packed += [
-            pack_maps(m[None, :, :, None], queries=(1, 1), name=f'{name}, class token', token=True)
+            pack_maps(m[:, :, None], queries=(1, 1), name=f'{name}, class token', token=True)
             for m, name in zip(token, names)]
-    return dict(content=content, views=list(views) if content else ['all'], layers=packed)
+    return dict(content=content, layers=packed)
 
 
 def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
@@ -184,19 +149,16 @@ def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]
             name=name.capitalize(), heads=weights.shape[1], queries=weights.shape[2:4], shape=shape, step=step,
             middle=0. if signed else 1 / shape.numel(),
             parts=[pack(quantise(image, step, torch.int8)) for image in weights]))
-    return dict(content=True, views=['all'], layers=packed)
+    return dict(content=True, layers=packed)
 
 
-def describe_predictions(model: nn.Module, batch: torch.Tensor, labels: Sequence[str]) -> List[Dict[str, Any]]:
-    """Probabilities of the three most probable classes of each picture, and of the true class, without NaN."""
+def describe_predictions(model: nn.Module, batch: torch.Tensor) -> List[List[Tuple[str, float]]]:
+    """The three most probable classes of each picture with their probabilities, without NaN."""
     subset = None if label_names(model) else infer_imagenet_subset(model)
     info = ImageNetInfo(subset) if subset and type(model).__module__.startswith('timm.') else None
-    described = []
-    for ranked, label in itertools.zip_longest(rank_classes(private_copy(model), batch), labels):
-        finite = [(name, p) for name, p in ranked if math.isfinite(p)]
-        top = [(info.index_to_description(int(name)) if info else name, p) for name, p in finite[:3]]
-        described.append(dict(top=top, label=None if label is None else (label, dict(finite).get(label))))
-    return described
+    return [
+        [(info.index_to_description(int(name)) if info else name, p) for name, p in ranked if math.isfinite(p)][:3]
+        for ranked in rank_classes(private_copy(model), batch)]
 
 
 def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
@@ -208,6 +170,7 @@ def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Opt
     counts = [[len(layer) for layer in row['heads']] for row in rows]
     if history['grid'] != list(grid) or any(count != list(heads) for count in counts):
         raise ValueError(f'{run}: needs the history of a net with {list(heads)} heads on a grid of {list(grid)}')
+
     def numbers(name: str) -> List[Optional[float]]:
         return [x if x is not None and math.isfinite(x) else None for x in (row.get(name) for row in rows)]
 
@@ -216,78 +179,46 @@ def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Opt
         epochs=[row['epochs'] for row in rows], loss=numbers('train_loss'), top1=numbers('eval_top1'))
 
 
-def describe_net(
-        name: str,
-        model: nn.Module,
-        images: Sequence[Image.Image],
-        labels: Sequence[str],
-        caption: str,
-        run: Optional[Union[str, Path]],
-        part: str,
-        views: Sequence[str],
-) -> Dict[str, Any]:
-    """Data of a net for the page: name, pictures, predictions, attention, film."""
-    batch = preprocess(model, images)
-    vector = part == 'both' and has_footprints(model)
-    attention = describe_footprints(model, batch) if vector else describe_attention(model, batch, part, views)
-    grid = max(layer['queries'] for layer in attention['layers'])
-    history = None if run is None else find_history(run)
-    return dict(
-        name=name,
-        caption=caption,
-        grid=grid,
-        **attention,
-        film=None if history is None else describe_film(
-            history, [layer['heads'] for layer in attention['layers']], grid),
-        average=picture_uri(model, batch.mean(0)),
-        pictures=[picture_uri(model, image) for image in batch],
-        predictions=describe_predictions(model, batch, labels),
-    )
-
-
 def explorer_page(
-        models: Mapping[str, nn.Module],
+        model: nn.Module,
         images: Mapping[str, Image.Image],
-        labels: Sequence[str] = (),
-        captions: Sequence[str] = (),
-        runs: Sequence[Optional[Union[str, Path]]] = (),
-        part: str = 'both',
-        views: Sequence[str] = ('all',),
+        name: str = '',
+        caption: str = '',
+        run: Optional[Union[str, Path]] = None,
 ) -> str:
-    """The explorer of nets and pictures, as a single page that works offline.
+    """The explorer of a net and pictures, as a single page that works offline.
 
     Args:
-        models: Nets to show side by side, by name, with timm configurations; :func:`attention_maps` or
-            :func:`footprint_weights` must be able to read them.
-        images: Pictures of any size, by name, preprocessed as each net's configuration says.
-        labels: True class of each picture, if known.
-        captions: A line about each net, such as the source of its weights.
-        runs: For each net a folder of a run, or a net with a history that ships, to play the training; None for none.
-        part: Part of ConViT's gated attention, see :func:`attention_maps`.
-        views: Maps of 'all' terms, of 'position' terms, of 'content' terms. For a full-size net with content each view
-            of each picture adds 2 to 3 MB.
+        model: Net with a timm configuration that :func:`attention_maps` or :func:`footprint_weights` can read.
+        images: Pictures of any size, by name, preprocessed as the net's configuration says. For a full-size net with
+            content each picture adds 2 to 3 MB.
+        name: Name of the net on the page.
+        caption: A line about the net, such as the source of its weights.
+        run: Folder of a run, or net with a history that ships, to play the training.
 
     Returns:
         HTML.
 
     Raises:
-        ValueError: If nets or pictures are missing, labels, captions or runs have another number, a net cannot be read,
-            or a history belongs to another net.
+        ValueError: If pictures are missing, the net cannot be read, or the history belongs to another net.
     """
-    if not models or not images:
-        raise ValueError('models and images: needs at least one of each')
-    for argument, given, needed in (
-            ('labels', labels, images), ('captions', captions, models), ('runs', runs, models)):
-        if given and len(given) != len(needed):
-            raise ValueError(f'{argument}={list(given)}: needs none, or one for each of {list(needed)}')
-    if not views or not set(views) <= set(VIEWS):
-        raise ValueError(f'views={list(views)}: needs one or more of {", ".join(VIEWS)}')
-    views = [view for view in VIEWS if view in views]
-    named = tqdm(models.items(), unit='net', leave=False, disable=None)
-    nets = [
-        describe_net(name, model, list(images.values()), labels, caption, run, part, views)
-        for (name, model), caption, run in zip(named, captions or [''] * len(models), runs or [None] * len(models))]
-    # inside a script element only "<" can end it
-    data = json.dumps(dict(images=list(images), nets=nets), allow_nan=False).replace('<', '\\u003c')
-    return fill_page(
-        'explorer.html', title=html.escape(', '.join(models)), data=data, picture=nets[0]['pictures'][0])
+    if not images:
+        raise ValueError('images: needs at least one')
+    batch = preprocess(model, list(images.values()))
+    attention = describe_footprints(model, batch) if has_footprints(model) else describe_attention(model, batch)
+    grid = max(layer['queries'] for layer in attention['layers'])
+    history = None if run is None else find_history(run)
+    pictures = [picture_uri(model, image) for image in batch]
+    described = dict(
+        name=name,
+        caption=caption,
+        images=list(images),
+        grid=grid,
+        **attention,
+        film=history and describe_film(history, [layer['heads'] for layer in attention['layers']], grid),
+        average=picture_uri(model, batch.mean(0)),
+        pictures=pictures,
+        predictions=describe_predictions(model, batch),
+    )
+    data = json.dumps(described, allow_nan=False).replace('<', '\\u003c')  # inside a script element only "<" can end it
+    return fill_page('explorer.html', title=html.escape(name), data=data, picture=pictures[0])

@@ -113,23 +113,22 @@ def report_layer(
         theory.learned_kernel(maps))
 
 
-def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int, part: str = 'both') -> List[LayerReport]:
+def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int) -> List[LayerReport]:
     """Like :func:`report_heads`, for preprocessed images, shape (B, C, height, width)."""
-    by_position = part == 'position' or not looks_at_content(model)
-    gates = iter([gate for gate in position_gates(model) if part == 'both' or gate is not None])
+    by_position = not looks_at_content(model)
+    gates = iter(position_gates(model))
     numbers = count()  # shared layers have several maps, but no gates
     with tqdm(total=len(attention_layers(model)), desc='heads', unit='layer', leave=False, disable=None) as bar:
         def look(maps: torch.Tensor) -> LayerReport:
             bar.update()
             return report_layer(next(numbers), maps, kernel_size, by_position, next(gates, None))
-        return look_at_windows(model, images, look, part)
+        return look_at_windows(model, images, look)
 
 
 def report_heads(
         model: nn.Module,
         images: Optional[Sequence[Image.Image]] = None,
         kernel_size: int = 3,
-        part: str = 'both',
 ) -> List[LayerReport]:
     """Report on all heads of a net.
 
@@ -137,7 +136,6 @@ def report_heads(
         model: Net with a timm configuration that :func:`attention_maps` can read.
         images: Pictures, preprocessed as the configuration says; not needed for attention by position only.
         kernel_size: Side of the convolutions to compare with.
-        part: Part of ConViT's gated attention, see :func:`attention_maps`; 'position' needs no pictures.
 
     Returns:
         One report per layer, in forward order.
@@ -148,11 +146,11 @@ def report_heads(
     """
     if images:
         batch = preprocess(model, images)
-    elif part != 'position' and looks_at_content(model):
+    elif looks_at_content(model):
         raise ValueError('images: needs at least one picture, because the attention of this net depends on content')
     else:
         batch = torch.zeros(1, *get_model_input_config(model)['input_size'])
-    return report_maps(model, batch, kernel_size, part)
+    return report_maps(model, batch, kernel_size)
 
 
 def tap_text(tap: Tap) -> str:

@@ -19,8 +19,7 @@ from timm_selfconv.layers import GatedAttention, TokenAttention
 from timm_selfconv.models import ResVit
 
 __all__ = [
-    'CLASS_ATTENTION', 'GATED_ATTENTION', 'TRANSFORMER_ATTENTION', 'LayerProbs', 'patch_grid', 'private_copy',
-    'read_probs',
+    'CLASS_ATTENTION', 'TRANSFORMER_ATTENTION', 'LayerProbs', 'patch_grid', 'private_copy', 'read_probs',
 ]
 
 T = TypeVar('T')
@@ -36,8 +35,6 @@ WINDOW_BLOCKS = (
     swin_transformer.SwinTransformerBlock, swin_transformer_v2.SwinTransformerV2Block,
     swin_transformer_v2_cr.SwinTransformerV2CrBlock, gcvit.GlobalContextVitBlock, vision_transformer_sam.Block,
     maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d)
-# gated sums of content and position
-GATED_ATTENTION = (GPSA, GatedAttention)
 # class token only
 CLASS_ATTENTION = (ClassAttn,)
 

@@ -10,9 +10,8 @@ except ImportError as e:
 from .accuracy import figure_accuracy, read_curve, read_curves, shipped_curves
 from .centers import density_level, figure_centers, figure_regions, figure_training, mass_ellipse, mass_radius, \
     training_blobs
-from .draw import REPORTED, draw_figures, mean_maps
+from .draw import draw_figures, mean_maps
 from .footprints import figure_footprints
 from .kernels import figure_kernels, figure_shifts
 from .maps import average_attention, by_locality, figure_average, figure_query, query_attention
-from .statistics import baselines, convolution_maps, figure_heads, figure_statistics
 from .style import save_figure, save_figures

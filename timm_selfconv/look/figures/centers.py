@@ -114,7 +114,7 @@ def training_blobs(
     """
     path = find_history(run)
     if path is None:
-        raise ValueError(f'run={str(run)!r}: needs a net whose history ships, or a folder with {HISTORY}')
+        raise ValueError(f'run={str(run)!r}: needs a net with a shipped history, or a folder with {HISTORY}')
     history = read_history(path)
     rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
     if not rows or not history['grid']:
@@ -166,7 +166,12 @@ def label_offset(dot: Point, dots: Sequence[Point], labels: Sequence[Point], siz
 
 
 def draw_dots(
-        ax: Axes, border: Rectangle, points: Sequence[Point], wide: Sequence[int], size: float = 5) -> None:
+        ax: Axes,
+        border: Rectangle,
+        points: Sequence[Point],
+        wide: Sequence[int],
+        size: float = 5,
+) -> None:
     """A numbered dot per head, hollow at the edge for points outside, and a list of heads that attend everywhere."""
     box = ax.get_window_extent()
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
@@ -180,8 +185,9 @@ def draw_dots(
         draw_head(ax, x, y, head, size, offset, markersize=size / 2, clip_on=False,
                   fillstyle='full' if (x, y) == points[head] else 'none')
     if wide:
-        ax.annotate(f'everywhere: {", ".join(map(str, wide))}', (border.get_x(), border.get_y() + border.get_height()), (0, -1.5),
-                    textcoords='offset points', va='top', color='0.45', fontsize=4.5).set_in_layout(False)
+        corner = border.get_x(), border.get_y() + border.get_height()
+        ax.annotate(f'everywhere: {", ".join(map(str, wide))}', corner, (0, -1.5), textcoords='offset points', va='top',
+                    color='0.45', fontsize=4.5).set_in_layout(False)
 
 
 def draw_blobs(ax: Axes, blobs: Blobs, grid: Grid, size: float = 5) -> None:

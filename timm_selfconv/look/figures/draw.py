@@ -1,5 +1,5 @@
 """All figures that apply to a net."""
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -8,22 +8,21 @@ from timm.models._input import get_model_input_config
 from tqdm import tqdm
 
 from timm_selfconv.data import to_picture
-from timm_selfconv.look.attention_maps import attention_maps, class_attention, footprint_weights, has_class_token, \
-    has_footprints, layer_names, looks_at_content
-from timm_selfconv.look.heads import LayerReport, report_maps
-from timm_selfconv.theory import encoding_blobs, untrained_copy
+from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, has_footprints, layer_names, \
+    looks_at_content
+from timm_selfconv.look.heads import report_maps
+from timm_selfconv.theory import encoding_blobs
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
 from .kernels import figure_kernels
 from .maps import figure_average, figure_query
-from .statistics import baselines, figure_heads, figure_statistics
 
-__all__ = ['REPORTED', 'draw_figures', 'mean_maps']
+__all__ = ['draw_figures', 'mean_maps']
 
 BATCH_SIZE = 8
 WINDOW = 7  # pixels, the paper's zoom in Fig. 5
 KERNEL_SIZE = 3
-REPORTED = 8  # images for statistics, as the shared residual depends on their number
+REPORTED = 8  # images for the figure of kernels
 
 
 def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Tensor]]) -> List[torch.Tensor]:
@@ -35,9 +34,9 @@ def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Te
     return [layer / len(images) for layer in total]
 
 
-def mean_maps(model: nn.Module, images: torch.Tensor, part: str = 'both') -> List[torch.Tensor]:
+def mean_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
     """Attention maps of each layer, mean over images, shape (heads, H, W, H, W)."""
-    return mean_over(images, lambda batch: attention_maps(model, batch, part))
+    return mean_over(images, lambda batch: attention_maps(model, batch))
 
 
 def over_images(number: int) -> str:
@@ -51,8 +50,6 @@ def draw_figures(
         query: Optional[Tuple[int, int]] = None,
         net: str = '',
         run: Optional[str] = None,
-        part: str = 'both',
-        versus: Mapping[str, Sequence[LayerReport]] = {},
 ) -> Dict[str, Figure]:
     """Draw all figures that apply to a net.
 
@@ -64,13 +61,11 @@ def draw_figures(
         query: Row and column of the query on the first layer's grid; the middle by default.
         net: Name, weights and accuracy of the net, for the titles.
         run: A run, or a net with a history, see :func:`training_blobs`.
-        part: Part of ConViT's gated attention, see :func:`attention_maps`.
-        versus: Reports on other nets' heads, see :func:`figure_heads`.
 
     Returns:
-        Figures by name: 'centers', 'attention', 'attention-7x7', 'average', 'statistics' and 'kernels'; for each named
-        image 'attention-NAME', 'overlay-NAME' and 'average-NAME'; with a class token 'class' and 'class-NAME'; with
-        ``versus`` 'heads'; with a run 'training'; for vector attention 'footprints' only.
+        Figures by name: 'centers', 'attention', 'attention-7x7', 'average' and 'kernels'; for each named
+        image 'attention-NAME', 'overlay-NAME' and 'average-NAME'; with a run 'training'; for vector attention
+        'footprints' only.
 
     Raises:
         ValueError: If the attention cannot be read, images are missing, the query is not on the grid, two images have
@@ -79,11 +74,10 @@ def draw_figures(
     if len({*names, f'{WINDOW}x{WINDOW}'}) <= len(names):
         raise ValueError(f'names={list(names)}: needs a different name for each image, and not {WINDOW}x{WINDOW}')
     vector = has_footprints(model)
-    if vector:
-        given = [name for name, value in dict(query=query, run=run, versus=versus).items() if value]
-        if given or part != 'both':
-            raise ValueError(f'{", ".join(given or ["part"])}: vector attention has only footprints')
-    content = vector or (looks_at_content(model) and part != 'position')
+    given = [argument for argument, value in dict(query=query, run=run).items() if value]
+    if vector and given:
+        raise ValueError(f'{", ".join(given)}: vector attention has only footprints')
+    content = vector or looks_at_content(model)
     if images is None:
         if content:
             raise ValueError('images: needs at least one picture, because the attention of this net depends on content')
@@ -95,40 +89,26 @@ def draw_figures(
 
     history = None if run is None else training_blobs(model, run)
     seen = images if content else images[:1]  # all images have the same map
-    maps = mean_maps(model, seen, part)
+    maps = mean_maps(model, seen)
     grids = [(m.shape[-2], m.shape[-1]) for m in maps]
     note = over_images(len(seen))
     blobs = encoding_blobs(model)
     seen = seen[:REPORTED]
-    layers = report_maps(model, seen, KERNEL_SIZE, part)
-    by_grid = {own: baselines(own, KERNEL_SIZE, by_position=not content) for own in {layer.grid for layer in layers}}
-    against = {name: [by_grid[layer.grid][name][0] for layer in layers] for name in by_grid[layers[0].grid]}
-    untrained = untrained_copy(model)
-    if untrained is not None:
-        against['the same net untrained'] = report_maps(untrained, seen, KERNEL_SIZE, part)
+    layers = report_maps(model, seen, KERNEL_SIZE)
     figures = {
         'centers': figure_regions(maps, query, note, net) if blobs is None else figure_centers(blobs, grids, net),
         'attention': figure_query(maps, query, small=note, net=net),
         f'attention-{WINDOW}x{WINDOW}': figure_query(maps, query, WINDOW, note, net=net),
         'average': figure_average(maps, note, net=net),
-        'statistics': figure_statistics(layers, KERNEL_SIZE, over_images(len(seen)), against, net),
         'kernels': figure_kernels(layers, over_images(len(seen)), net),
     }
-    if versus:
-        figures['heads'] = figure_heads({net: layers, **versus}, KERNEL_SIZE, over_images(len(seen)))
-    token = has_class_token(model) and part == 'both'
-    if token:
-        figures['class'] = figure_average(mean_over(images, lambda batch: class_attention(model, batch)), note, net=net)
     for name, image in tqdm(list(zip(names, images)), desc='pictures', leave=False, disable=None):
-        single = [m[0] for m in attention_maps(model, image[None], part)]
+        single = [m[0] for m in attention_maps(model, image[None])]
         picture = to_picture(model, image)
         figures[f'attention-{name}'] = figure_query(single, query, picture=picture, net=net)
         figures[f'overlay-{name}'] = figure_query(single, query, picture=picture, over=True, net=net)
         figures[f'average-{name}'] = figure_average(single, picture=picture, net=net)
-        if token:
-            single = [m[0] for m in class_attention(model, image[None])]
-            figures[f'class-{name}'] = figure_average(single, picture=picture, net=net)
     if history is not None:
         title = net if net.startswith(f'{run}:') else f'{net}; training of {run}'
-        figures['training'] = figure_training(history[0], history[1] or grids[0], title)
+        figures['training'] = figure_training(*history, title)
     return figures

@@ -247,19 +247,14 @@ def figure_average(
         picture: Optional[torch.Tensor] = None,
         net: str = '',
 ) -> Figure:
-    """Attention that each pixel receives (report, Fig. 8, 20 to 23), or attention of the class token.
+    """Attention that each pixel receives, by :func:`average_attention` (report, Fig. 8, 20 to 23).
 
     Args:
-        maps: For each layer attention maps, shape (heads, H, W, H, W), drawn by :func:`average_attention`, or
-            attention of the class token, shape (heads, H, W), see
-            :func:`timm_selfconv.look.attention_maps.class_attention`.
+        maps: For each layer attention maps, shape (heads, H, W, H, W).
         small: More small print.
-        picture: Input of the net, shape (height, width, 3), values from 0 to 1; maps of the class token lie over it.
+        picture: Input of the net, shape (height, width, 3), values from 0 to 1.
         net: Name of the net, for the title.
     """
-    if maps[0].dim() == 3:
-        title = 'Attention of the class token to patches'
-        return draw_maps(maps, title, small, net, picture=picture, over=picture is not None)
     rows = [average_attention(layer) for layer in maps]
     most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a bright corner hides the rest
     title = 'Attention that each pixel receives, mean over all queries'

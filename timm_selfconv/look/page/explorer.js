@@ -5,20 +5,20 @@ import { Net } from './maps.js';
 import { paint } from './painter.js';
 import { Panel } from './panel.js';
 
-const data = JSON.parse(find('#data').textContent);
+const data = JSON.parse(find('#data').textContent), { images } = data;
 
 // the address stores this; the query is a point of the picture, as parts of its height and width
 /** @type {import('./maps.js').State} */
 const state = {
-  image: 0, at: [0.5, 0.5], pin: false, view: 'all', scale: 'all', mean: false, sort: false, token: false,
-  heads: data.nets.map(() => null), epoch: null,  // of the training; null is the last
+  image: 0, at: [0.5, 0.5], pin: false, scale: 'all', mean: false, sort: false, token: false, head: null,
+  epoch: null,  // of the training; null is the last
 };
 const SWITCHES = ['mean', 'sort', 'token'];
-/** @type {Panel[]} */
-const panels = [];
-/** @type {Map<boolean, HTMLElement[]>} */
-const scales = new Map();
-const { images } = data, page = { state, images, update, redraw };
+const net = new Net(data, state);
+/** @type {Panel} */
+let panel;
+/** @type {HTMLElement[]} */
+const labels = [0, 1, 2].map(() => element('span'));  // of the scale
 let frame = 0, rest = 0;
 
 function redraw() {
@@ -27,18 +27,15 @@ function redraw() {
 
 function drawAll() {
   frame = 0;
-  if (panels.some(({ net }) => !net.ready())) return;  // drawn after unpacking
-  for (const { net } of panels) net.show(net.query());
-  for (const [signed, labels] of scales) {
-    const alike = panels.filter(({ net }) => net.vector === signed);
-    const most = state.scale === 'all' ? Math.max(...alike.map(({ net }) => largest(net.shown, net.middle))) : 0;
-    for (const panel of alike) panel.drawQuery(most);
-    const { middle } = alike[0].net, number = x => minus(String(Number(x.toPrecision(2))));
-    const texts = signed
-      ? most ? [middle - most, middle, middle + most].map(number) : ['less', number(middle), 'more']
-      : most ? [0, most / 4, most].map(number) : ['0', '¼', 'each tile’s largest'];
-    labels.forEach((label, i) => { label.textContent = texts[i]; });
-  }
+  if (!net.ready()) return;  // drawn after unpacking
+  net.show(net.query());
+  const { middle, vector } = net, most = state.scale === 'all' ? largest(net.shown, middle) : 0;
+  const number = x => minus(String(Number(x.toPrecision(2))));
+  panel.drawQuery(most);
+  const texts = vector
+    ? most ? [middle - most, middle, middle + most].map(number) : ['less', number(middle), 'more']
+    : most ? [0, most / 4, most].map(number) : ['0', '¼', 'each tile’s largest'];
+  labels.forEach((label, i) => { label.textContent = texts[i]; });
 }
 
 /** Draw now: a canvas that was fitted is blank until the next frame. */
@@ -49,53 +46,48 @@ function flush() {
 
 function drawOptions() {
   const { elements } = document.forms[0];
-  for (const name of ['image', 'view', 'scale']) /** @type {any} */ (elements.namedItem(name)).value = String(state[name]);
+  for (const name of ['image', 'scale']) /** @type {any} */ (elements.namedItem(name)).value = String(state[name]);
   for (const name of SWITCHES) /** @type {any} */ (elements.namedItem(name)).checked = state[name];
-  find('#pictures').classList.toggle('idle', panels.every(({ net }) => net.averages()));
-  for (const panel of panels) panel.drawOptions();
+  find('#pictures').classList.toggle('idle', net.averages());
+  panel.drawOptions();
 }
 
 /** Change the state, and show it once the maps that it needs are unpacked. @param {Object<string, any>} change */
 function update(change) {
   Object.assign(state, change);
-  const needs = panels.filter(({ net }) => !net.ready());
-  if (needs.length) {
-    say('Unpacking …');
-    return Promise.all(needs.map(({ net }) => net.load())).then(() => {
-      say('');
-      refresh(change);
-    });
+  if (net.ready()) {
+    refresh(change);
+    return Promise.resolve();
   }
-  refresh(change);
-  return Promise.resolve();
+  say('Unpacking …');
+  return net.load().then(() => {
+    say('');
+    refresh(change);
+  });
 }
 
 /** @param {Object<string, any>} change */
 function refresh(change) {
-  if (['image', 'view', ...SWITCHES].some(name => name in change)) for (const panel of panels) panel.drawDistances();
+  if (['image', ...SWITCHES].some(name => name in change)) panel.drawDistances();
   if (Object.keys(change).some(name => !['at', 'epoch'].includes(name))) drawOptions();
   redraw();
   clearTimeout(rest);
   rest = setTimeout(() => {
-    for (const panel of panels) panel.describe();
+    panel.describe();
     writeHash();  // browsers count how often a page changes its address
   }, 250);
 }
 
 function writeHash() {
+  const { image, at, pin, scale, head, epoch } = state, tile = head === null ? null : panel.tiles[head];
   history.replaceState(null, '', '#' + new URLSearchParams(/** @type {any} */ ({
-    image: state.image,
-    at: state.at.map(part => part.toFixed(4)).join(','),
-    pin: Number(state.pin),
-    view: state.view,
-    scale: state.scale,
+    image,
+    at: at.map(part => part.toFixed(4)).join(','),
+    pin: Number(pin),
+    scale,
     ...Object.fromEntries(SWITCHES.map(name => [name, Number(state[name])])),
-    heads: state.heads.map((index, net) => {
-      if (index === null) return '-';
-      const { layer, head } = panels[net].tiles[index];
-      return `${layer}.${head + 1}`;
-    }).join(','),
-    ...state.epoch === null ? {} : { epoch: Math.round(state.epoch) },
+    ...tile ? { head: `${tile.layer}.${tile.head}` } : {},
+    ...epoch === null ? {} : { epoch: Math.round(epoch) },
   })));
 }
 
@@ -105,22 +97,17 @@ function readHash() {
   const image = Number(hash.get('image') || NaN), at = (hash.get('at') || '').split(',').map(Number);
   if (image in images) change.image = image;
   if (at.length === 2 && at.every(part => part >= 0 && part < 1)) change.at = at;
-  if (panels.some(({ net }) => net.views.includes(hash.get('view') || ''))) change.view = hash.get('view');
   if (['all', 'tile'].includes(hash.get('scale') || '')) change.scale = hash.get('scale');
   for (const name of ['pin', ...SWITCHES]) if (hash.has(name)) change[name] = hash.get(name) === '1';
-  const epoch = hash.get('epoch') || '', last = Math.max(...panels.map(({ net }) => net.film ? net.film.loss.length - 1 : 0));
+  const epoch = hash.get('epoch') || '', last = net.film ? net.film.epochs.length - 1 : 0;
   if (/^\d+$/.test(epoch) && Number(epoch) < last) change.epoch = Number(epoch);
-  if (hash.has('heads')) {
-    const words = (hash.get('heads') || '').split(',');
-    change.heads = panels.map(({ tiles }, net) => {
-      const index = tiles.findIndex(({ layer, head }) => words[net] === `${layer}.${head + 1}`);
-      return index < 0 ? null : index;
-    });
-  }
+  const index = panel.tiles.findIndex(({ layer, head }) => hash.get('head') === `${layer}.${head}`);
+  change.head = index < 0 ? null : index;
   return update(change);
 }
 
-/** Copy the address; of a page that is a file only the view, as its address is one on this device. @param {any} event */
+/** Copy the address. A file has an address on this device only, so of a file copy the view.
+ * @param {any} event */
 async function copyLink({ target }) {
   writeHash();
   const file = location.protocol === 'file:', text = file ? location.hash : location.href;
@@ -145,54 +132,41 @@ function say(text) {
 
 /** Say the choices in words, for a picture of the page. */
 function describeMode() {
-  const nets = panels.map(({ net }) => net);
-  const views = { all: 'all terms', position: 'position only', content: 'content only' };
   find('#mode').textContent = [
-    nets.some(net => net.averages()) ? `mean over ${images.length} pictures` : images[state.image],
-    ...nets.some(net => net.views.length > 1) ? [views[state.view]] : [],
+    net.averages() ? `mean over ${images.length} pictures` : images[state.image],
     state.scale === 'all' ? 'shared scale' : 'per-tile scale',
-    ...nets.some(net => net.ofToken()) ? ['class token'] : [],
-    ...state.sort && nets.some(net => !net.vector && !net.ofToken()) ? ['heads sorted by distance'] : [],
+    ...net.ofToken() ? ['class token'] : [],
+    ...state.sort && !net.vector && !net.ofToken() ? ['heads sorted by distance'] : [],
   ].join(', ');
 }
 
-/** Title, scale and nets as they are on the screen, without their controls. */
+/** Title, scale and net as they are on the screen, without their controls. */
 function paintView() {
   const view = find('#view');
   flush();
   describeMode();
-  for (const panel of panels) panel.describe();
+  panel.describe();
   view.classList.add('still');
   const picture = paint(view);
   view.classList.remove('still');
   return picture;
 }
 
-/** @param {boolean} signed */
-function makeScale(signed) {
-  const atlas = new Atlas(1, [1, 256], signed ? 0.5 : 0, signed), labels = [0, 1, 2].map(() => element('span'));
+function makeScale() {
+  const signed = net.vector, atlas = new Atlas(1, [1, 256], signed ? 0.5 : 0, signed);
   atlas.fill(Float32Array.from({ length: 256 }, (_, i) => signed ? i / 255 : (i / 255) ** 2));
   Object.assign(atlas.canvas, { role: 'img', ariaLabel: signed ? 'Scale of weights' : 'Scale of attention' });
-  find('#scales').append(element('div', { class: 'scale' },
-    element('b', {}, signed ? 'weight' : 'attention, square-root scale'), atlas.canvas, ...labels));
-  scales.set(signed, labels);
+  find('.scale').append(element('b', {}, signed ? 'weight' : 'attention, square-root scale'), atlas.canvas, ...labels);
 }
 
 function makeControls() {
-  const [form] = document.forms, nets = panels.map(({ net }) => net);
+  const [form] = document.forms;
   images.forEach((name, i) => find('#pictures').append(element('label', { title: name },
     element('input', { type: 'radio', name: 'image', value: i, 'aria-label': name }),
-    element('img', { src: data.nets[0].pictures[i], alt: '' }))));
+    element('img', { src: data.pictures[i], alt: '' }))));
   find('#choose').hidden = images.length < 2;
   for (const part of ['.options', '#tools']) find(part).hidden = false;
-  find('#views').hidden = !nets.some(net => net.views.length > 1);
-  for (const input of find('#views').querySelectorAll('input')) {
-    input.parentNode.hidden = !nets.some(net => net.views.includes(input.value));
-  }
-  const switches = {
-    mean: images.length > 1 && nets.some(net => net.content), sort: nets.some(net => !net.vector),
-    token: nets.some(net => net.token),
-  };
+  const switches = { mean: images.length > 1 && net.content, sort: !net.vector, token: net.token };
   for (const name in switches) {
     /** @type {any} */ (form.elements.namedItem(name)).closest('label').hidden = !switches[name];
   }
@@ -205,57 +179,48 @@ function makeControls() {
   find('#save').addEventListener('click', () =>
     element('a', { href: paintView().toDataURL('image/png'), download: 'attention.png' }).click());
   addEventListener('keydown', event => {  // the pinned query first, then the head over the picture
-    if (event.key === 'Escape') update(state.pin ? { pin: false } : { heads: panels.map(() => null) });
+    if (event.key === 'Escape') update(state.pin ? { pin: false } : { head: null });
   });
   addEventListener('hashchange', readHash);
   for (const [type, on] of [['beforeprint', true], ['afterprint', false]]) {
     addEventListener(String(type), () => {
       flush();
       describeMode();
-      for (const panel of panels) panel.print(Boolean(on));
+      panel.print(Boolean(on));
     });
   }
-  for (const signed of new Set(nets.map(net => net.vector))) makeScale(signed);
+  makeScale();
   makeNotes();
 }
 
 function makeNotes() {
-  const nets = panels.map(({ net }) => net), notes = ["Distances are in pixels of a layer's grid. "
-    + 'Heads are numbered from 1; commands, figures and Python count from 0.'];
-  if (scales.has(false)) notes.push('Colours of attention follow its square root, which makes small shares visible.');
-  if (nets.some(net => net.views.length > 1)) {
-    notes.push('Position only: the softmax of the terms of equation (8) that depend on offsets (content-position, position).'
-      + ' Content only: of the terms without offsets (content, key bias).');
+  const notes = ["Distances are in pixels of a layer's grid."];
+  if (net.vector) {
+    notes.push(`The net weighs the ${net.layers[0].shape.join(' × ')} pixels around the query, each weight map for a share `
+      + 'of its channels.');
+  } else {
+    notes.push('Colours of attention follow its square root, which makes small shares visible.');
+    if (!net.content) notes.push('The net attends by position only, the same in every picture.');
   }
-  if (nets.some(net => net.layers.some(layer => layer.shifts.length))) {
+  if (net.layers.some(layer => layer.shifts.length)) {
     notes.push('A number such as −1,+2 below a tile: the head gives more than half of its attention to the pixel one row '
       + 'up and two columns right, wherever the query is.');
   }
-  for (const { net, spec: { name } } of panels) {
-    if (net.token) {
-      notes.push(`${name}: maps of patches leave the class token out and are scaled to sum to 1. So are `
-        + 'the maps of the class token.');
-    }
-    if (net.vector) {
-      notes.push(`${name} weighs the ${net.layers[0].shape.join(' × ')} pixels around the query, each weight map for a ` +
-        'share of its channels.');
-    } else if (!net.content) notes.push(`${name} attends by position only, the same in every picture.`);
-    if (net.layers.some(layer => layer.texts.length && !layer.weights)) {
-      notes.push(`${name}: maps are exact to a hundredth of their largest probability.`);
-    }
+  if (net.token) {
+    notes.push('Maps of patches leave the class token out and are scaled to sum to 1. So are the maps of the class token.');
+  }
+  if (net.layers.some(layer => layer.texts.length && !layer.weights)) {
+    notes.push('Maps are exact to a hundredth of their largest probability.');
   }
   find('#notes').textContent = notes.join(' ');
 }
 
 async function start() {
   say('Unpacking …');
-  for (const [number, spec] of data.nets.entries()) {
-    const net = new Net(spec, state, images.length);
-    await net.load();
-    panels.push(new Panel(spec, net, number, page));
-  }
+  await net.load();
+  panel = new Panel(data, net, { state, update, redraw });
+  Object.assign(globalThis, { panel });
   makeControls();
-  find('main').append(...panels.map(({ section }) => section));
   say('');
   await readHash();
 }
@@ -266,4 +231,4 @@ const ready = start().catch(error => {
 });
 
 // for the console, and for tests
-Object.assign(globalThis, { state, panels, ready, paint: paintView });
+Object.assign(globalThis, { state, net, ready, paint: paintView });

@@ -2,8 +2,8 @@
 // Attention maps, from what the page holds of them.
 
 /** @typedef {import('./drawing.js').Pair} Pair */
-/** @typedef {{ image: number, at: Pair, pin: boolean, view: string, scale: string, mean: boolean, sort: boolean,
- *              token: boolean, heads: (number | null)[], epoch: number | null }} State */
+/** @typedef {{ image: number, at: Pair, pin: boolean, scale: string, mean: boolean, sort: boolean,
+ *              token: boolean, head: number | null, epoch: number | null }} State */
 
 /** @param {string} text bytes as zlib stream in base64 @param {any} Type of the array */
 export async function unpack(text, Type) {
@@ -99,14 +99,14 @@ export class Layer {
 
   /** One head's map of one query: probabilities of all keys, row by row, or weights of its footprint. A byte is the root
    * of a probability in parts of the map's largest; maps sum to 1.
-   * @param {number} view @param {number} image @param {number} head @param {Pair} query @param {Float32Array} out */
-  map(view, image, head, [row, col], out) {
+   * @param {number} image @param {number} head @param {Pair} query @param {Float32Array} out */
+  map(image, head, [row, col], out) {
     if (this.tables) {
       this.positionMap(head, [row, col], out);
       return;
     }
     const { size, queries: [rows, cols] } = this, parts = this.parts[image];
-    const start = (((view * this.heads + head) * rows + row) * cols + col) * size;
+    const start = ((head * rows + row) * cols + col) * size;
     let sum = 0;
     for (let k = 0; k < size; k++) {
       out[k] = this.weights ? parts[start + k] * this.step : parts[start + k] ** 2;
@@ -118,10 +118,10 @@ export class Layer {
 
 /** The maps of all layers of a net, for a query on the finest of their grids. */
 export class Net {
-  /** @param {any} spec what the page holds of it @param {State} state @param {number} images */
-  constructor(spec, state, images) {
+  /** @param {any} spec what the page holds of it @param {State} state */
+  constructor(spec, state) {
     this.state = state;
-    this.images = images;
+    this.images = /** @type {number} */ (spec.images.length);
     this.grid = /** @type {Pair} */ (spec.grid);
     this.layers = /** @type {any[]} */ (spec.layers).map(layer => new Layer(layer));
     this.content = Boolean(spec.content);
@@ -138,7 +138,6 @@ export class Net {
     this.shown = new Float32Array(size);  // the maps on the screen, a head after the other
     this.vector = this.layers[0].weights;
     this.middle = this.layers[0].middle;
-    this.views = /** @type {string[]} */ (spec.views);
     this.token = this.layers.some(layer => layer.token);
     this.loaded = new Set();
   }
@@ -203,8 +202,7 @@ export class Net {
   /** All visible heads' maps of one query into `shown`, of the chosen picture or averaged over all.
    * @param {number} query */
   show(query) {
-    const view = Math.max(0, this.views.indexOf(this.state.view)), cell = this.cell(query), images = this.wanted();
-    const epoch = this.epoch();
+    const cell = this.cell(query), images = this.wanted(), epoch = this.epoch();
     this.shown.fill(0);
     this.heads.forEach(({ layer, head, start }, number) => {
       if (!this.visible(layer)) return;
@@ -215,7 +213,7 @@ export class Net {
         return;
       }
       for (const image of images) {
-        layer.map(view, image, head, own, one);
+        layer.map(image, head, own, one);
         for (let k = 0; k < layer.size; k++) this.shown[start + k] += one[k] / images.length;
       }
     });

@@ -1,10 +1,10 @@
 // @ts-check
-// One net on the page: picture, classes, tiles, the film of its training.
-import { ARROWS, Atlas, Screen, calm, choose, contextOf, element, minus, percent, pointAt } from './drawing.js';
+// The net on the page: picture, classes, tiles, the film of its training.
+import { ARROWS, Atlas, Screen, calm, choose, contextOf, element, find, minus, percent, pointAt } from './drawing.js';
 
 /** @typedef {import('./maps.js').Net} Net */
 /** @typedef {import('./maps.js').Layer} Layer */
-/** @typedef {{ state: import('./maps.js').State, images: string[], update: (change: Object<string, any>) => void,
+/** @typedef {{ state: import('./maps.js').State, update: (change: Object<string, any>) => void,
  *              redraw: () => void }} Page */
 /** @typedef {{ button: HTMLElement, box: HTMLElement, layer: number, head: number, label: string,
  *              place: import('./drawing.js').Place }} Tile */
@@ -39,28 +39,24 @@ export function theoremLink([row, col]) {
   const near = Math.max(Math.abs(row), Math.abs(col)) <= 2, size = near ? 5 : 3, middle = (size * size - 1) / 2;
   const head = near ? middle + 5 * row + col : middle;
   const kernel = Array.from({ length: size * size }, (_, i) => Number(i === head)).join(',');
-  return `theorem.html#kernel=${kernel}&size=${size}&alpha=46&head=${head + 1}` +
-    (near ? '' : `&moved=${head + 1}:${row},${col}`);
+  return `theorem.html#kernel=${kernel}&size=${size}&alpha=46&head=${head}` +
+    (near ? '' : `&moved=${head}:${row},${col}`);
 }
 
 export class Panel {
-  /** @param {any} spec what the page holds of the net @param {Net} net @param {number} number @param {Page} page */
-  constructor(spec, net, number, page) {
-    const template = /** @type {HTMLTemplateElement} */ (document.getElementById('net-template'));
+  /** @param {any} spec what the page holds of the net @param {Net} net @param {Page} page */
+  constructor(spec, net, page) {
     this.spec = spec;
     this.net = net;
-    this.number = number;
     this.page = page;
-    this.section = /** @type {any} */ (template.content.cloneNode(true)).firstElementChild;
-    this.find = (/** @type {string} */ selector) => /** @type {any} */ (this.section.querySelector(selector));
-    this.find('h2').append(...spec.name.split('_').flatMap((word, i) => i ? ['_', element('wbr'), word] : [word]));
-    this.find('.about p').textContent = spec.caption;
-    this.section.setAttribute('aria-label', spec.name);
+    find('.net').hidden = false;
+    find('h2').append(...spec.name.split('_').flatMap((word, i) => i ? ['_', element('wbr'), word] : [word]));
+    find('.about p').textContent = spec.caption;
     const atlas = (maps, layer) => new Atlas(maps, layer.shape, layer.middle, net.vector);
     this.atlases = net.layers.map(layer => atlas(layer.heads, layer));
     this.covers = net.layers.map(layer => atlas(1, layer));  // to lay over the picture
-    this.tileScreen = new Screen(this.find('.layers > canvas'));
-    this.pictureScreen = new Screen(this.find('.stage canvas'));
+    this.tileScreen = new Screen(find('.layers > canvas'));
+    this.pictureScreen = new Screen(find('.stage canvas'));
     /** @type {Tile[]} */
     this.tiles = [];
     this.layers = net.layers.map((layer, index) => this.makeLayer(layer, index));
@@ -71,21 +67,20 @@ export class Panel {
     for (const [name, most] of /** @type {[string, number][]} */ ([['--many', 16], ['--few', 7]])) {
       const heads = Math.max(...net.layers.map(layer => layer.heads)), rows = Math.ceil(heads / most);
       const like = Math.max(Math.ceil(heads / rows), name === '--many' ? 9 : 1);  // rows of like length
-      this.find('.layers').style.setProperty(name, String(like));
+      find('.layers').style.setProperty(name, String(like));
     }
     this.last = net.film ? net.film.epochs.length - 1 : 0;  // of the film
     this.playing = 0;
     this.makeSentence();
     this.makeFilm();
     const resized = new ResizeObserver(() => this.fit());
-    resized.observe(this.find('.layers'));
-    resized.observe(this.find('.stage'));
+    resized.observe(find('.layers'));
+    resized.observe(find('.stage'));
     this.listen();
   }
 
   listen() {
-    const { net, page: { state, update } } = this, stage = this.find('.stage');
-    stage.setAttribute('aria-label', `Picture for ${this.spec.name}; the arrow keys move the query, Enter pins it`);
+    const { net, page: { state, update } } = this, stage = find('.stage');
     choose(stage, {
       pinned: () => state.pin, pin: pin => update({ pin }), move: event => update({ at: pointAt(event, stage) }),
       hover: event => this.point(this.hovered, state.pin ? pointAt(event, stage) : null),
@@ -113,24 +108,20 @@ export class Panel {
     group.style.setProperty('--shape', `${shape[1]} / ${shape[0]}`);
     const first = this.tiles.length;
     for (let head = 0; head < heads; head++) this.makeTile(layer, number, head, row);
-    this.find('.layers').append(group);
+    find('.layers').append(group);
     return { layer, group, row, distance, tiles: this.tiles.slice(first) };
   }
 
   /** @param {Layer} layer @param {number} number @param {number} head @param {HTMLElement} row */
   makeTile(layer, number, head, row) {
     const { state, update } = this.page, shift = layer.shifts[head], isShift = Boolean(shift) && shift[2] > SHIFT;
-    const label = `${layer.name}, ${layer.weights ? 'weight map' : 'head'} ${head + 1}`;
+    const label = `${layer.name}, ${layer.weights ? 'weight map' : 'head'} ${head}`;
     const box = element('div'), button = element('button', {
       class: isShift ? 'tile shift' : 'tile', type: 'button', 'aria-pressed': 'false',
       'aria-label': isShift ? `${label}, looks at ${offsetText(shift)}` : label,
-    }, box, String(head + 1), ...isShift ? [element('b', {}, ` ${offsetText(shift)}`)] : []);
+    }, box, String(head), ...isShift ? [element('b', {}, ` ${offsetText(shift)}`)] : []);
     const index = this.tiles.push({ button, box, layer: number, head, label, place: [0, 0, 0, 0] }) - 1;
-    button.addEventListener('click', () => {
-      const chosen = [...state.heads];
-      chosen[this.number] = chosen[this.number] === index ? null : index;
-      update({ heads: chosen });
-    });
+    button.addEventListener('click', () => update({ head: state.head === index ? null : index }));
     button.addEventListener('pointermove', event => {
       if (event.pointerType === 'mouse') this.point(index, pointAt(event, box));
     });
@@ -147,13 +138,13 @@ export class Panel {
     const { net } = this, layers = net.layers.filter(layer => layer.shifts.length && !layer.token);
     const heads = layers.reduce((sum, { heads }) => sum + heads, 0);
     const shifts = layers.reduce((sum, layer) => sum + shiftsOf(layer).length, 0);
-    this.find('.kernel').hidden = !heads;
-    this.find('.kernel').textContent = `${shifts} of ${heads} heads give more than half of their attention to one fixed ` +
+    find('.kernel').hidden = !heads;
+    find('.kernel').textContent = `${shifts} of ${heads} heads give more than half of their attention to one fixed ` +
       'offset, as the taps of a convolution do' + (net.film ? `; before training ${net.sharp(0) || 'none'}.` : '.');
   }
 
   makeFilm() {
-    const { net, page: { state, update } } = this, film = this.find('.film'), slider = film.querySelector('input');
+    const { net, page: { state, update } } = this, film = find('.film'), slider = film.querySelector('input');
     film.hidden = !net.film;
     if (!net.film) return;
     slider.max = this.last;
@@ -193,7 +184,7 @@ export class Panel {
   }
 
   drawFilm() {
-    const { net, page: { state } } = this, film = this.find('.film');
+    const { net, page: { state } } = this, film = find('.film');
     if (!net.film) return;
     const epoch = net.epoch() ?? this.last, shown = Math.round(epoch), { loss, top1, epochs } = net.film;
     const [now, end] = [shown, this.last].map(i => Number(epochs[i].toPrecision(3)));
@@ -201,7 +192,7 @@ export class Panel {
     const sharp = net.epoch() === null && net.layers[0].shifts.length ? last : net.sharp(epoch);
     const text = [shown ? `after epoch ${now} of ${end}` : `untrained, before ${end} epochs`,
       `heads at one pixel: ${sharp}`, ...loss[shown] === null ? [] : [`training loss ${loss[shown].toFixed(2)}`],
-      ...top1[shown] === null ? [] : [`${top1[shown].toFixed(1)} % of the validation images right`]].join(', ');
+      ...top1[shown] === null ? [] : [`validation accuracy ${top1[shown].toFixed(1)} %`]].join(', ');
     const slider = film.querySelector('input');
     slider.value = epoch;
     slider.setAttribute('aria-valuetext', text);
@@ -212,7 +203,7 @@ export class Panel {
 
   /** The head that lies over the picture: the one under the pointer, else the chosen one, if its layer is shown. */
   chosen() {
-    const chosen = this.hovered ?? this.page.state.heads[this.number];
+    const chosen = this.hovered ?? this.page.state.head;
     return chosen !== null && this.net.visible(this.net.heads[chosen].layer) ? chosen : null;
   }
 
@@ -226,19 +217,17 @@ export class Panel {
 
   /** Show what depends on the picture and the options, not on the query. */
   drawOptions() {
-    const { net, spec, page: { state } } = this, mean = net.averages(), { top, label } = spec.predictions[state.image];
-    const rows = mean ? [] : label && !top.some(([name]) => name === label[0]) ? [...top, label] : top;
-    this.find('img').src = mean ? spec.average : spec.pictures[state.image];
-    this.find('.classes').hidden = mean;
-    this.find('.classes').replaceChildren(...rows.map(([name, probability]) => {
-      const bar = element('div'), known = probability !== null;
-      if (known) bar.style.width = percent(probability).replace(' ', '');
-      const marks = label && label[0] === name ? [element('small', { title: 'true class' }, 'true')] : [];
-      return element('li', {}, element('span', {}, name, ...marks),
-        ...known ? [element('span', {}, percent(probability)), element('div', {}, bar)] : []);
+    const { net, spec, page: { state } } = this, mean = net.averages();
+    find('.stage img').src = mean ? spec.average : spec.pictures[state.image];
+    find('.classes').hidden = mean;
+    find('.classes').replaceChildren(...spec.predictions[state.image].map(([name, probability]) => {
+      const bar = element('div');
+      bar.style.width = percent(probability).replace(' ', '');
+      return element('li', {}, element('span', {}, name), element('span', {}, percent(probability)),
+        element('div', {}, bar));
     }));
-    this.find('.stage').classList.toggle('pinned', state.pin);
-    this.tiles.forEach(({ button }, i) => button.setAttribute('aria-pressed', String(state.heads[this.number] === i)));
+    find('.stage').classList.toggle('pinned', state.pin);
+    this.tiles.forEach(({ button }, i) => button.setAttribute('aria-pressed', String(state.head === i)));
   }
 
   /** Show the layers that apply, and mean distances, which take many queries. */
@@ -303,7 +292,7 @@ export class Panel {
     /** @type {import('./drawing.js').Place} */
     let place = [0, 0, width, height];
     pictureScreen.clear();
-    this.find('.stage').classList.toggle('covered', chosen !== null && !net.vector);
+    find('.stage').classList.toggle('covered', chosen !== null && !net.vector);
     if (chosen !== null) {
       const { layer } = net.heads[chosen], cover = this.covers[this.tiles[chosen].layer];
       cover.fill(net.head(chosen), 0, true);
@@ -319,7 +308,7 @@ export class Panel {
 
   /** Say what the shown head gives to the pixel under the pointer. */
   drawValue() {
-    const { net, pointed } = this, chosen = this.chosen(), value = this.find('.value');
+    const { net, pointed } = this, chosen = this.chosen(), value = find('.value');
     if (chosen === null || !pointed || net.vector) {
       value.textContent = '';
       return;
@@ -331,14 +320,14 @@ export class Panel {
 
   /** Describe the view in words, once the query is at rest: a screen reader would never finish otherwise. */
   describe() {
-    const { net, page: { state, images } } = this, query = net.query(), [at, along] = net.cell(query);
-    const chosen = state.heads[this.number], seen = chosen !== null && net.visible(net.heads[chosen].layer);
+    const { net, page: { state } } = this, query = net.query(), [at, along] = net.cell(query);
+    const chosen = state.head, seen = chosen !== null && net.visible(net.heads[chosen].layer);
     if (!net.ready()) return;
     net.show(query);  // a frame may not have been drawn since
     let text = net.ofToken() ? 'Query: the class token.'
       : `Query: row ${at}, column ${along} of ${net.grid.join(' × ')}${state.pin ? ', pinned' : ''}.`;
-    if (net.averages()) text += ` Mean over ${images.length} pictures.`;
-    const link = this.find('a'), shift = seen ? net.heads[chosen].layer.shifts[net.heads[chosen].head] : null;
+    if (net.averages()) text += ` Mean over ${net.images} pictures.`;
+    const link = find('.words a'), shift = seen ? net.heads[chosen].layer.shifts[net.heads[chosen].head] : null;
     link.hidden = !shift || shift[2] <= SHIFT || shift.slice(0, 2).some(n => Math.abs(n) > 20);
     if (shift && !link.hidden) link.href = theoremLink(shift);
     if (seen) {
@@ -351,6 +340,6 @@ export class Panel {
           `column ${col} of ${shape.join(' × ')} (${percent(map[k])}).`)
         + ' Over the picture its colours are scaled to its own largest value.';
     }
-    this.find('output').textContent = text;
+    find('output').textContent = text;
   }
 }

@@ -21,9 +21,9 @@ const STORY = [
   ['Blur: nine alike', { kernel: 'blur', head: 4 },
     'Nine heads, nine shifted copies, each times one ninth: together they blur.'],
   ['Edges: one against eight', { kernel: 'edges', head: 4 },
-    'Head 5 counts eight times, and eight neighbours are subtracted: only edges are left.'],
+    'Head 4 counts eight times, and eight neighbours are subtracted: only edges are left.'],
   ['Break it', { kernel: 'edges', head: 2, moved: still(3).map((none, i) => i === 2 ? [-1.5, 2] : none) },
-    'Head 3 now looks elsewhere, and the result is no longer this convolution. Drag it back, or put all back.'],
+    'Head 2 now looks elsewhere, and the result is no longer this convolution. Drag it back, or put all back.'],
 ];
 
 /** @type {import('./maths.js').Picture} */
@@ -161,7 +161,7 @@ function drawNumbers(black, white) {
   const words = !all ? `${state.added} of ${many()} heads are in the sum.`
     : shown.error < 1e-12 ? 'Equal, to the rounding of float64.'
       : shown.error < (white - black) / 255 ? 'Equal on the screen: the difference is less than one of 255 steps.'
-        : moved.length === 1 ? `Head ${moved[0] + 1} looks ${far(moved[0])} pixels away from its tap: no longer this convolution.`
+        : moved.length === 1 ? `Head ${moved[0]} looks ${far(moved[0])} pixels away from its tap: no longer this convolution.`
           : moved.length > 1 ? `${moved.length} heads look away from their taps: no longer this convolution.`
             : 'Too soft: each head attends to more than one pixel.';
   if (find('#verdict').textContent !== words) find('#verdict').textContent = words;
@@ -179,7 +179,7 @@ function drawControls() {
   find('#alpha').value = 300 * Math.log(state.alpha / LEAST) / Math.log(MOST / LEAST);
   find('#alpha').setAttribute('aria-valuetext', digits(state.alpha));
   for (const node of document.querySelectorAll('.many')) node.textContent = many();
-  stages.heads.box.setAttribute('aria-label', `Around the query. The arrow keys move head ${state.head + 1} by a ` +
+  stages.heads.box.setAttribute('aria-label', `Around the query. The arrow keys move head ${state.head} by a ` +
     'tenth of a pixel, with shift by one; Escape puts it back. Choose another head among the tiles.');
   drawKernel(find('#weights'), state, typed);
 }
@@ -221,8 +221,8 @@ function writeHash() {
   const { size, dilation, alpha, weights, query, head, moved, pin, show, added } = state;
   const parts = {
     kernel: KERNELS[state.kernel] ? state.kernel : weights.join(','), size, dilation, alpha, query: query.join(','),
-    pin: Number(pin), head: head + 1, show, added,
-    moved: moved.flatMap((offset, i) => isMoved(i) ? [`${i + 1}:${offset}`] : []).join(';'),
+    pin: Number(pin), head, show, added,
+    moved: moved.flatMap((offset, i) => isMoved(i) ? [`${i}:${offset}`] : []).join(';'),
   };
   history.replaceState(history.state, '', '#' + Object.entries(parts).map(part => part.join('=')).join('&'));
 }
@@ -247,15 +247,14 @@ function readHash() {
   }
   const at = numbers(query), inside = [photo.rows, photo.cols];
   if (at.length === 2 && at.every((x, i) => Number.isInteger(x) && x >= 0 && x < inside[i])) change.query = at;
-  number('head', x => Number.isInteger(x) && x >= 1 && x <= size ** 2);
-  if ('head' in change) change.head -= 1;
+  number('head', x => Number.isInteger(x) && x >= 0 && x < size ** 2);
   change.added = size ** 2;
   number('added', x => Number.isInteger(x) && x >= 0 && x <= size ** 2);
   change.pin = hash.get('pin') === '1';
   if (['copies', 'maps'].includes(hash.get('show') || '')) change.show = hash.get('show');
   change.moved = still(size);
   for (const entry of moved.split(';')) {
-    const [head, offset = ''] = entry.split(':'), by = numbers(offset), index = Number(head) - 1;
+    const [head, offset = ''] = entry.split(':'), by = numbers(offset), index = Number(head || NaN);
     if (index in change.moved && by.length === 2 && by.every(x => Math.abs(x) <= 20)) change.moved[index] = by;
   }
   fresh = false;

@@ -128,7 +128,7 @@ export function drawHeads(stage, layer, radius, chosen) {
     context.fill();
     context.fillStyle = text;
     context.font = `${head === chosen ? 700 : 400} ${1.05 * dot}px system-ui, sans-serif`;
-    context.fillText(String(head + 1), x(col), x(row) + 0.06 * dot);
+    context.fillText(String(head), x(col), x(row) + 0.06 * dot);
   }
 }
 
@@ -151,7 +151,7 @@ export class Tiles {
     this.tiles = Array.from({ length: size * size }, (_, head) => {
       const canvas = element('canvas', { width: side, height: side }), label = element('span');
       const button = element('button', { class: 'tile', type: 'button', 'data-head': head },
-        element('div', {}, canvas), element('span', {}, element('b', {}, String(head + 1)), label));
+        element('div', {}, canvas), element('span', {}, element('b', {}, String(head)), label));
       button.addEventListener('click', () => this.choose(head));
       button.addEventListener('keydown', event => {
         const [down, right] = ARROWS[event.key] || [0, 0], next = this.tiles[head + size * down + right];
@@ -177,7 +177,7 @@ export class Tiles {
         contextOf(canvas).drawImage(atlas.canvas, 0, 0);
       } else show(canvas, { channels: 3, rows: side, cols: side, values: images[head] });
       label.textContent = ` × ${short(weights[head])}`;
-      button.setAttribute('aria-label', `Head ${head + 1}, weight ${digits(weights[head])}` +
+      button.setAttribute('aria-label', `Head ${head}, weight ${digits(weights[head])}` +
         (moved[head].some(part => part !== 0) ? ', away from its tap' : ''));
       button.setAttribute('aria-pressed', String(head === chosen));
       button.classList.toggle('waiting', head >= added);
