@@ -9,6 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 from timm_selfconv.layers import functional
 
+TORCH = torch.torch_version.TorchVersion(torch.__version__)
+needs_fakes = pytest.mark.skipif(TORCH < '2.14', reason='torch 2.7 asks the driver for fake tensors, or aborts')
+
 
 @contextlib.contextmanager
 def held_at_once(nbytes):
@@ -30,19 +33,14 @@ class PeakBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, torch.Tensor):
-                storage = t.untyped_storage()
-                if storage._cdata not in self.seen and storage._cdata not in given:
-                    self.hold(storage)
+        for storage in [t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)]:
+            key, nbytes = storage._cdata, storage.nbytes()
+            if key not in self.seen | given:
+                self.seen.add(key)
+                self.held += nbytes
+                self.peak = max(self.peak, self.held)
+                weakref.finalize(storage, self.free, key, nbytes)
         return out
-
-    def hold(self, storage):
-        nbytes, key = storage.nbytes(), storage._cdata
-        self.seen.add(key)
-        self.held += nbytes
-        self.peak = max(self.peak, self.held)
-        weakref.finalize(storage, self.free, key, nbytes)
 
     def free(self, key, nbytes):
         self.seen.discard(key)
@@ -50,16 +48,13 @@ class PeakBytes(TorchDispatchMode):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Measures the largest tensor that an operator makes, in elements of its memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
+    """Elements of the largest tensor that an operator makes, as they lie in memory."""
+    numel = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel] + [
-            t.untyped_storage().nbytes() // t.element_size() for t in tree_leaves(out) if isinstance(t, torch.Tensor)])
+        tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self.numel = max([self.numel, *(t.untyped_storage().nbytes() // t.element_size() for t in tensors)])
         return out
 
 

@@ -3,7 +3,7 @@ import pytest
 import timm
 import torch
 
-from fake_device import TORCH
+from held import TORCH
 from tiny_nets import SHALLOW
 
 onnxruntime = pytest.importorskip('onnxruntime')

@@ -9,6 +9,7 @@ from timm.models.convit import GPSA
 from head_maps import convit_position_maps
 from held import LargestTensor
 from timm_selfconv.layers import GatedAttention
+from timm_selfconv.layers.functional import maps_of_factors
 
 sides = st.integers(1, 6)
 
@@ -41,9 +42,8 @@ def test_the_positional_softmax_is_a_product_of_two(height, width, weight):
     """For near and far centres, sharp and flat heads, and c > 0, which moves attention to the corners."""
     layer, weight = random_layer(height, width, len(weight)), torch.tensor(weight, dtype=torch.float64)
     layer.pos_proj.weight.data = weight
-    rows, cols = layer.factors()
-    torch.testing.assert_close(torch.stack([torch.kron(r, c) for r, c in zip(rows, cols)]),
-                               convit_position_maps(weight, height, width), rtol=1e-9, atol=1e-12)
+    maps = maps_of_factors(*layer.factors())[0]
+    torch.testing.assert_close(maps, convit_position_maps(weight, height, width), rtol=1e-9, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=20)
@@ -51,35 +51,29 @@ def test_the_positional_softmax_is_a_product_of_two(height, width, weight):
     sides, sides, st.lists(st.sampled_from([0., 1., -1e4, 1e4, -math.inf, math.inf]), min_size=1, max_size=3),
     st.booleans(), st.integers(0, 99))
 def test_the_layer_is_its_formula(height, width, gates, bias, seed):
-    """With open, closed and half-open gates."""
+    """And its gradients, with gates that are open, shut or half open."""
     heads = len(gates)
     layer = random_layer(height, width, heads, 6 * heads, bias, gates, seed)
     x = torch.randn(2, height * width, 6 * heads, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), dense(layer, x))
-    layer.fused_attn, seen = False, []
-    layer.attn_drop.register_forward_hook(lambda _, args, out: seen.append(out))
-    torch.testing.assert_close(layer(x), dense(layer, x))
-    torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, heads, height * width, dtype=torch.float64))
-
-
-def test_gradients_equal_the_formula():
-    layer = random_layer(3, 4)
-    x = torch.randn(2, 12, 6, dtype=torch.float64, requires_grad=True)
-    layer(x).square().sum().backward()
-    inputs = [x, *(p for p in layer.parameters() if p is not layer.pos_proj.bias)]
-    for p, grad in zip(inputs, torch.autograd.grad(dense(layer, x).square().sum(), inputs)):
-        torch.testing.assert_close(p.grad, grad)
-    assert float(layer.pos_proj.bias.grad.abs().max()) < 1e-12
+    expected = dense(layer, x)
+    for fused in (True, False):
+        layer.fused_attn = fused
+        out = layer(x)
+        torch.testing.assert_close(out, expected)
+        # the bias of positions has no effect
+        parameters = [p for name, p in layer.named_parameters() if name != 'pos_proj.bias']
+        torch.testing.assert_close(*(
+            torch.autograd.grad(o.square().sum(), parameters, retain_graph=True) for o in (out, expected)))
 
 
 def test_no_map_of_all_queries_and_keys_is_made_forward_or_backward():
-    layer = random_layer(16, 12).float()
+    layer, x = random_layer(16, 12).float(), torch.randn(1, 192, 6, requires_grad=True)
     with LargestTensor() as largest:
-        layer(torch.randn(1, 192, 6, requires_grad=True)).sum().backward()
+        layer(x).sum().backward()
     assert largest.numel < 192 * 192 / 2
     layer.fused_attn = False
     with LargestTensor() as largest:
-        layer(torch.randn(1, 192, 6))
+        layer(x)
     assert largest.numel >= 2 * 192 * 192
 
 

@@ -50,8 +50,7 @@ def test_weight_decay_skips_centres_wherever_a_net_is_made():
     converted, _ = convs_to_attention(timm.create_model('resnet_tiny_cifar', channels=(8,) * 4))
     features = timm.create_model('sa_quadratic_tiny_cifar', features_only=True, embed_dim=8, mlp_dim=8, depth=3)
     zoo = timm.create_model('sa_quadratic_gen_cifar', embed_dim=8, mlp_dim=8, depth=1)
-    attention = timm.create_model('resnet_tiny_cifar', channels=(8,) * 4, attention_stages=('layer1',))
-    for model in (converted, features, zoo, attention):
+    for model in (converted, features, zoo):
         heads = no_weight_decay(model)
         assert heads and heads <= dict(model.named_parameters()).keys()
         assert decays(model) and not {name for name in decays(model) if name.endswith(('centers', 'spreads'))}

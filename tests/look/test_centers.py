@@ -13,7 +13,7 @@ from PIL import Image
 
 from drawn import SMALL, heads_of, quadratic_net, texts
 from timm_selfconv.look import figures
-from timm_selfconv.theory import Blobs, encoding_blobs, position_blobs
+from timm_selfconv.theory import Blobs, position_blobs
 from timm_selfconv.weights.history import write_history
 
 
@@ -44,7 +44,7 @@ def test_ellipse_of_a_turned_gaussian(first, second, angle):
 
 
 def test_drawn_circles_are_the_encodings_gaussians():
-    blobs = encoding_blobs(quadratic_net())
+    blobs = position_blobs(quadratic_net())
     torch.testing.assert_close(blobs[1].covariances, torch.stack([4 * torch.eye(2), 0.25 * torch.eye(2)]).double())
     figure = figures.figure_centers(blobs, (8, 10), 'a net')
     assert len(figure.axes) == 2 and texts(figure)[1].startswith('a net\n')
@@ -80,7 +80,7 @@ def test_circles_end_at_the_grid_and_centres_outside_stand_at_the_edge():
 
 
 def test_drawn_ellipses_are_the_full_precisions():
-    blobs, _ = encoding_blobs(quadratic_net('quadratic_gen'))
+    blobs, _ = position_blobs(quadratic_net('quadratic_gen'))
     root = torch.tensor([[2., 1.], [0., 1.]]).double()
     torch.testing.assert_close(blobs.covariances[0].inverse(), root @ root.T)
     flat = blobs.covariances[1]
@@ -143,7 +143,7 @@ def test_numbers_of_near_heads_do_not_overlap():
 
 
 def test_offsets_beside_narrow_panels_stand_apart():
-    figure = figures.figure_training(dict.fromkeys(range(6), encoding_blobs(quadratic_net())), (8, 8))
+    figure = figures.figure_training(dict.fromkeys(range(6), position_blobs(quadratic_net())), (8, 8))
     figure.set_dpi(180)
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[-1].get_xticklabels()]

@@ -9,6 +9,7 @@ from explored import PICTURES, create
 from timm_selfconv.data import preprocess
 from timm_selfconv.look.attention_maps import class_attention, footprint_weights, has_class_token
 from timm_selfconv.look.explorer import explorer_page
+from timm_selfconv.theory import convs_to_attention
 
 pytestmark = pytest.mark.slow
 MAPS = """async ([mean, image, query]) => {
@@ -58,13 +59,15 @@ SHOWN = """async ([token, image, query]) => {
 
 @pytest.mark.parametrize('name,kwargs,finest', [
     ('swin_tiny_patch4_window7_224', dict(embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4), (12, 20)),
-    ('resnet_tiny_cifar', dict(channels=(4,) * 4, layers=(1,) * 4, attention_stages=['layer3', 'layer4']), (24, 40)),
+    ('resnet_tiny_cifar', dict(channels=(4,) * 4, layers=(1,) * 4), (24, 40)),
     ('vit_tiny_patch16_224', dict(embed_dim=24, depth=2, num_heads=3), (3, 5)),
     ('cait_xxs24_224', dict(embed_dim=24, depth=2, num_heads=3), (3, 5))])
 def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest, open_page):
     """On a coarser layer, the query is at the same place of the picture."""
     torch.manual_seed(0)
     model = timm.create_model(name, img_size=(48, 80), **kwargs).eval()
+    if name.startswith('resnet'):
+        model, _ = convs_to_attention(model, ['layer3', 'layer4'], alpha=3.)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)

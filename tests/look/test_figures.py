@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 from drawn import SMALL, assert_drawn, panels, quadratic_net, texts
 from head_maps import random_maps
 from timm_selfconv.look import attention_maps as maps_module, figures
-from timm_selfconv.theory import Blobs
+from timm_selfconv.theory import Blobs, convs_to_attention
 from timm_selfconv.look.figures import style
 from timm_selfconv.weights.history import write_history
 
@@ -253,8 +253,8 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
 
 
 def test_figures_of_convolutions_that_became_attention():
-    small = dict(channels=(4, 4, 4, 4), layers=(1, 1, 1, 1))
-    drawn = figures.draw_figures(timm.create_model('resnet_tiny_cifar', attention_stages=['layer3'], **small).eval())
+    cnn = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1, 1, 1, 1)).eval()
+    drawn = figures.draw_figures(convs_to_attention(cnn, 'layer3', alpha=3.)[0])
     assert len(panels(drawn['attention'])) == 9 + 9 + 1
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-9.75, 8.75), (-5.75, 4.75), (-9.75, 8.75)]
 

@@ -105,12 +105,13 @@ KINDS = {
 SMALL = dict(embed_dim=D, mlp_dim=20, depth=2, num_heads=HEADS)
 
 
-@pytest.fixture(params=KINDS)
-def released(request, tmp_path):
-    """Name and sizes of a net, images, logits of the released code, and the way to load its checkpoint."""
+@pytest.mark.parametrize('kind', KINDS)
+def test_released_checkpoints_give_their_logits_and_adapt(kind, tmp_path):
+    """Flat or under a key; and other classes, channels and sizes load."""
     torch.manual_seed(0)
-    name, kwargs = KINDS[request.param]
-    net, x = ReleasedNet(request.param).eval(), torch.randn(3, 3, 16, 16)
+    name, kwargs = KINDS[kind]
+    net, x = ReleasedNet(kind).eval(), torch.randn(3, 3, 16, 16)
+    state_dict, logits = net.state_dict(), net(x)
 
     def load(checkpoint, **more):
         torch.save(checkpoint, tmp_path / 'best.pth')
@@ -118,16 +119,8 @@ def released(request, tmp_path):
         return timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay=overlay, **{**SMALL, **kwargs, **more}).eval()
 
-    with torch.no_grad():
-        return load, net.state_dict(), x, net(x)
-
-
-def test_released_checkpoints_give_their_logits_and_adapt(released):
-    """Flat or under a key, and with other classes, channels and sizes."""
-    load, state_dict, x, logits = released
-    with torch.no_grad():
-        for checkpoint in (state_dict, dict(model_state_dict=state_dict, epoch=300)):
-            torch.testing.assert_close(load(checkpoint)(x), logits, rtol=1e-4, atol=1e-4)
+    for checkpoint in (state_dict, dict(model_state_dict=state_dict, epoch=300)):
+        torch.testing.assert_close(load(checkpoint)(x), logits, rtol=1e-4, atol=1e-4)
     model = load(state_dict, img_size=24, num_classes=4, in_chans=1)
     assert model(torch.randn(2, 1, 24, 24)).shape == (2, 4)
     with pytest.raises(ValueError, match=r'num_heads=\(2, 2\).*\(2, 3\) heads per layer'):

@@ -1,9 +1,9 @@
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from timm.utils import freeze
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import SyncBatchNorm
 from torch.optim.swa_utils import update_bn
 
 from held import PeakBytes, held_at_once
@@ -37,37 +37,34 @@ def test_training_statistics_in_a_net_in_eval_mode_see_the_whole_batch(images):
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
 def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
-    """Compare with torch's own modules and explicit use of the first keys."""
+    """The definition, with torch's own functions and the keys of the first attention handed on by hand."""
     model = small(name).double().eval()
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
             torch.nn.init.uniform_(norm.running_mean, -0.5, 0.5)
             torch.nn.init.uniform_(norm.running_var, 0.5, 1.5)
 
-    def batch_norm(norm, x, i):
+    def normed(norm, x, i):
         statistics = norm.passes[i]
-        mean, var, weight, bias = (
-            v.view(-1, 1, 1) for v in (statistics.running_mean, statistics.running_var, norm.weight, norm.bias))
-        return (x - mean) / (var + 1e-5).sqrt() * weight + bias
+        return F.batch_norm(x, statistics.running_mean, statistics.running_var, norm.weight, norm.bias).relu()
 
     x = images(2, 3, 5, 6).double()
-    features = model.forward_intermediates(x, intermediates_only=True)
+    logits, features = model(x), model.forward_intermediates(x, intermediates_only=True)
     x, first = model.stem_norm(model.stem(x)).relu(), None
     for i, stage in enumerate(model.stages):
         x = stage.conv(x)
         for block in model.shared_blocks:
-            normed = batch_norm(block.norm1, x, i).relu()
-            first = block.attn.keys(normed) if first is None else first
-            attended = block.attn(normed, first, i)
-            x = x + block.conv(batch_norm(block.norm2, attended, i).relu())
+            inputs = normed(block.norm1, x, i)
+            first = block.attn.keys(inputs) if first is None else first
+            x = x + block.conv(normed(block.norm2, block.attn(inputs, first, i), i))
         x = stage.norm(x).relu()
         torch.testing.assert_close(features[i], x)
-    torch.testing.assert_close(model(images(2, 3, 5, 6).double()), model.head.fc(x.mean((2, 3))))
+    torch.testing.assert_close(logits, model.head.fc(x.mean((2, 3))))
 
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
-def test_all_parameters_have_gradients_and_unused_keys_zero(name, images):
-    """As DistributedDataParallel requires."""
+def test_unused_keys_have_gradients_of_zero(name, images):
+    """DistributedDataParallel asks for gradients of all parameters."""
     model = small(name)
     model(images(2, 3, 8, 8)).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
@@ -88,32 +85,31 @@ def test_statistics_fit_the_passes_they_were_taken_in(name, images):
     assert (evaluated - trained).norm() < 0.02 * trained.norm()
 
 
-@pytest.mark.parametrize('name,momentum', zip(HIERARCHICAL, (0.1, None)))
+@pytest.mark.parametrize('name,momentum', list(zip(HIERARCHICAL, (0.1, None))))
 def test_recomputing_changes_neither_gradients_nor_statistics(name, momentum, images):
-    x, results = images(4, 3, 8, 8), []
+    results = []
     for checkpointing in (False, True):
         model = small(name).train()
-        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-        for norm in norms:
-            norm.momentum = momentum
+        for norm in model.modules():
+            if isinstance(norm, torch.nn.BatchNorm2d):
+                norm.momentum = momentum
         model.set_grad_checkpointing(checkpointing)
-        model(x).square().sum().backward()
+        model(images(4, 3, 8, 8)).square().sum().backward()
         results.append(([p.grad for p in model.parameters()], dict(model.named_buffers())))
-        assert all(norm.momentum == momentum and norm.num_batches_tracked == 1 for norm in norms)
     torch.testing.assert_close(*results)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
 def test_training_on_128_images_stays_under_2_gib(name):
-    """In bfloat16 and with recomputed hierarchical stages, as in the recipes; with fake tensors."""
+    """As the recipes train, in bfloat16, hierarchical stages recomputed. Fake tensors hold nothing."""
     with FakeTensorMode(), PeakBytes() as memory:
         model = timm.create_model(name)
         model.set_grad_checkpointing('hier' in name)
         with torch.autocast('cpu', torch.bfloat16):
             loss = model(torch.randn(128, 3, 32, 32)).float().logsumexp(1).sum()
         loss.backward()
-    assert 2 ** 27 < memory.peak < 2 ** 31
+    assert memory.peak < 2 ** 31
 
 
 @pytest.mark.parametrize('name', ['san_patchwise_cifar', 'san_pairwise_hier_cifar'])
@@ -121,46 +117,28 @@ def test_all_norms_become_synchronised_ones(name, images):
     """On one process they compute the same, also in training."""
     plain, x = small(name).double().train(), images(4, 3, 32, 32).double()
     converted = timm.layers.convert_sync_batchnorm(small(name).double()).train()
-    norms = [m for m in converted.modules() if isinstance(m, SyncBatchNorm)]
-    assert len(norms) == len(list(plain.buffers())) // 3
     assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in converted.modules())
-    for model in (plain, converted):
-        model(x).square().sum().backward()
-    found = dict(converted.named_parameters())
-    torch.testing.assert_close({n: found[n].grad for n, _ in plain.named_parameters()},
-                               {n: p.grad for n, p in plain.named_parameters()})
+    torch.testing.assert_close(converted(x), plain(x))
     torch.testing.assert_close(dict(converted.named_buffers()), dict(plain.named_buffers()))
-    torch.testing.assert_close(converted.eval()(x), plain.eval()(x))
 
 
-@pytest.mark.parametrize('name', ['san_patchwise_cifar', 'san_pairwise_hier_cifar'])
-def test_frozen_norms_keep_their_statistics(name, images):
-    model, x = small(name), images(4, 3, 32, 32)
+def test_frozen_norms_keep_their_statistics(images):
+    model, x = small('san_pairwise_hier_cifar'), images(4, 3, 32, 32)
     model(x)
     logits = model.eval()(x)
     freeze(model)
     before = {n: b.clone() for n, b in model.named_buffers()}
     torch.testing.assert_close(model.train()(x), logits)
-    assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
-    plain = small(name)
-    plain.load_state_dict(model.state_dict())
-    torch.testing.assert_close(plain.eval()(x), logits)
-    next(m for n, m in model.named_modules() if '.passes.' in n).weight.mul_(2)
-    with pytest.raises(RuntimeError, match='Unexpected key'):
-        plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(dict(model.named_buffers()), before)
 
 
 def test_update_bn_computes_the_statistics_of_every_pass(images):
-    """torch.optim.swa_utils.update_bn gives the mean of the statistics of all batches."""
-    model, batches, one_by_one = small('san_pairwise_hier_cifar'), images(3, 2, 3, 32, 32), []
-    model(batches[0])
-    update_bn(batches, model)
-    for x in batches:
-        net = small('san_pairwise_hier_cifar')
-        update_bn([x], net)
-        one_by_one.append(dict(net.named_buffers()))
-    for name, found in model.named_buffers():
-        if name.endswith('num_batches_tracked'):
-            assert found == 3
-        else:
-            torch.testing.assert_close(found, torch.stack([one[name] for one in one_by_one]).mean(0))
+    """torch.optim.swa_utils.update_bn gives the mean of the statistics of single batches."""
+    batches, statistics = images(3, 2, 3, 32, 32), []
+    for given in (batches, *batches[:, None]):
+        model = small('san_pairwise_hier_cifar')
+        model(images(2, 3, 32, 32))
+        update_bn(given, model)
+        statistics.append({name: b for name, b in model.named_buffers() if not name.endswith('batches_tracked')})
+    for name, found in statistics[0].items():
+        torch.testing.assert_close(found, torch.stack([one[name] for one in statistics[1:]]).mean(0))

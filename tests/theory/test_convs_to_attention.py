@@ -9,7 +9,7 @@ import torch.nn as nn
 import torchvision
 from timm.layers import BlurPool2d, Conv2dSame, StdConv2d
 
-from timm_selfconv.theory import ConvAttention, conv_to_attention, convs_to_attention
+from timm_selfconv.theory import ConvAttention, convs_to_attention
 from tiny_nets import noise
 
 MODEL = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1, 1, 1, 1)).eval()
@@ -30,15 +30,6 @@ def lively(model, x):
     return model.eval()
 
 
-def assert_same_function(attention, model, x, tolerance):
-    """Check that the difference is small compared with the variation of logits between images."""
-    with torch.no_grad():
-        expected = model(x)
-        variation = expected.std(dim=0).mean()
-        assert variation > 1e-2 * expected.abs().max()
-        assert (attention(x) - expected).abs().max() < tolerance * variation
-
-
 def convolutions(model):
     return [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
 
@@ -46,21 +37,23 @@ def convolutions(model):
 @pytest.mark.slow
 @pytest.mark.parametrize('net,size,convs,heads', [
     ('resnet18', (64, 64), 20, 49 + 16 * 9 + 3),
-    ('tf_mobilenetv3_small_minimal_100', (65, 65), 35, None),  # Conv2dSame, on an odd side
     ('mixnet_s', (64, 64), 123, None),  # MixedConv2d, kernels up to 11 x 11
     (torchvision.models.shufflenet_v2_x0_5, (64, 64), 56, None),
     (torchvision.models.video.r3d_18, (4, 32, 32), 20, None),  # Conv3d, by subclasses of it
 ])
 def test_nets_stay_the_same_function(net, size, convs, heads):
+    """The difference is small against the variation of logits between images."""
     torch.manual_seed(0)
     x = noise(3, 3, *size, dtype=torch.float32)
     model = lively(timm.create_model(net) if isinstance(net, str) else net(weights=None), x)
     attention, report = convs_to_attention(model, input_size=(3, *size))
-    assert_same_function(attention, model, x, 1e-3)
+    with torch.no_grad():
+        expected = model(x)
+        variation = expected.std(dim=0).mean()
+        assert variation > 1e-2 * expected.abs().max()
+        assert (attention(x) - expected).abs().max() < 1e-3 * variation
     assert report.convs == convs == len(convolutions(model)) and not convolutions(attention)
     assert report.heads == (heads or sum(c.weight[0, 0].numel() for c in convolutions(model)))
-    assert report.parameters_before == sum(p.numel() for p in model.parameters())
-    assert report.parameters_after == report.parameters_before + (len(size) + 1) * report.heads  # centres, spreads
 
 
 def test_costs_in_closed_form():
@@ -83,25 +76,21 @@ def test_the_net_is_left_alone_and_everything_else_kept():
     model[3].requires_grad_(False).eval()
     before = copy.deepcopy(model)
     attention, _ = convs_to_attention(model, alpha=32., input_size=(3, 6, 6))
-    assert len(convolutions(model)) == 2 and model[0].training
-    assert all(torch.equal(a, b) for a, b in zip(before.state_dict().values(), model.state_dict().values()))
+    torch.testing.assert_close(model.state_dict(), before.state_dict())
     assert [type(m) for m in attention] == [ConvAttention, nn.BatchNorm2d, nn.ReLU, ConvAttention, nn.Dropout]
     assert [m.training for m in attention] == [m.training for m in model] == [True, False, True, False, True]
     assert [p.requires_grad for p in attention[3].parameters()] == [False] * 3
     assert attention[0].spreads.tolist() == [8.] * 9
-    assert torch.equal(attention[1].running_mean, model[1].running_mean)
-    with torch.no_grad():
-        attention[1].weight.zero_()
-    assert model[1].weight.any()
+    assert attention[1].weight is not model[1].weight
 
 
-@pytest.mark.parametrize('where,pattern,alpha,content', [
-    (['layer1.*.conv2', 'layer3'], r'layer1\.\d\.conv2|layer3\.', 3., 4),
-    (lambda name, conv: conv.kernel_size == (1, 1), r'.*downsample\.0', 1., 0), (None, '', 30., 0)])
-def test_chosen_convolutions_within_the_bound_of_alpha(where, pattern, alpha, content):
+@pytest.mark.parametrize('where,pattern,alpha', [
+    (['layer1.*.conv2', 'layer3'], r'layer1\.\d\.conv2|layer3\.', 3.), ('*.downsample', r'.*downsample', 1.),
+    (None, '', 30.)])
+def test_chosen_convolutions_within_the_bound_of_alpha(where, pattern, alpha):
     """A head gives its tap at least (1 + 2 sum_k exp(-alpha k^2))^-2 of its attention."""
     model = copy.deepcopy(MODEL).double()
-    attention, report = convs_to_attention(model, where, alpha, content, input_size=(3, 16, 16))
+    attention, report = convs_to_attention(model, where, alpha, input_size=(3, 16, 16))
     layers = {n: (m, attention.get_submodule(n)) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
     assert {n for n, (_, m) in layers.items() if isinstance(m, ConvAttention)} == {
         n for n in layers if re.match(pattern, n)}
@@ -111,65 +100,44 @@ def test_chosen_convolutions_within_the_bound_of_alpha(where, pattern, alpha, co
         x = noise(2, conv.in_channels, 8, 8)
         bound = 2 * missed * conv.weight.abs().sum((1, 2, 3)).max() * x.abs().max()
         assert (attn(x) - conv(x)).abs().max() <= bound + 1e-9
-    assert report.error < (1e-6 if alpha > 20 else 1.) and (alpha > 5 or report.error > 1e-6)
 
 
-def test_the_error_is_of_all_outputs():
-    conv = nn.Conv2d(2, 3, 3).requires_grad_(False)
-    attention, report = convs_to_attention(conv, alpha=1., input_size=(2, 9, 9))
-    x = torch.randn(1, 2, 9, 9, generator=torch.Generator().manual_seed(0))
-    assert report.error == pytest.approx(float((attention(x) - conv(x)).norm() / conv(x).norm()), rel=1e-4)
-    assert report.error > 0.1
+class Odd(nn.Module):
+    """Reads the device of its convolution's weight, and returns more than a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, (3, 1), groups=2)
+
+    def forward(self, x):
+        return self.conv(x.to(self.conv.weight.device)), 3, None
 
 
-def test_nets_may_return_anything_and_read_a_convolution_s_weight():
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(2, 4, (3, 1), groups=2)
-
-        def forward(self, x):
-            return 0 * self.conv(x.to(self.conv.weight.device)), 3, None
-
-    odd = Odd()
-    attention, report = convs_to_attention(odd, input_size=(2, 9, 9))
-    assert report.error == 0 and torch.equal(attention.conv.weight, odd.conv.weight)
+def test_the_error_is_that_of_all_outputs():
+    odd, x = Odd(), torch.randn(1, 2, 9, 9, generator=torch.Generator().manual_seed(0))
+    attention, report = convs_to_attention(odd, alpha=1., input_size=(2, 9, 9))
+    expected = odd(x)[0]
+    assert report.error == pytest.approx(float((attention(x)[0] - expected).norm() / expected.norm()), rel=1e-4)
 
 
-def test_a_function_chooses_among_modules_only():
-    """Blur pooling, a functional convolution, stays."""
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4), nn.Conv2d(4, 4, 1))
-    attention, report = convs_to_attention(net, lambda name, conv: conv.kernel_size == (3, 3), input_size=(3, 8, 8))
-    assert report.convs == 1 and [type(m) for m in attention] == [ConvAttention, BlurPool2d, nn.Conv2d]
-
-
-@pytest.mark.parametrize('where', [[], ['layer2', 'layr3'], lambda name, conv: False])
-def test_a_net_without_convolutions_is_refused(where):
+@pytest.mark.parametrize('where', [[], ['layer2', 'layr3']])
+def test_somewhere_there_must_be_convolutions(where):
     with pytest.raises(ValueError, match=r'has no convolutions in where=.*, but in conv1, layer1\.0\.conv1'):
         convs_to_attention(MODEL, where)
 
 
+def test_convolutions_by_functions_can_be_left_out():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4), nn.Conv2d(4, 4, 1))
+    attention, _ = convs_to_attention(net, '0', input_size=(3, 8, 8))
+    assert [type(m) for m in attention] == [ConvAttention, BlurPool2d, nn.Conv2d]
+
+
 def test_a_convolution_used_twice_is_one_attention():
-    torch.manual_seed(0)
-    conv = nn.Conv2d(4, 4, 3, padding=1)
+    conv, x = nn.Conv2d(4, 4, 3, padding=1), noise(2, 4, 6, 7, dtype=torch.float32)
     shared = nn.Sequential(nn.Sequential(conv, nn.ReLU(), conv), conv)
     attention, report = convs_to_attention(shared, input_size=(4, 5, 5))
-    assert attention[0][0] is attention[0][2] is attention[1] and isinstance(attention[1], ConvAttention)
-    assert (report.convs, report.heads) == (1, 9)
-    x = noise(2, 4, 6, 7, dtype=torch.float32)
+    assert attention[0][0] is attention[0][2] is attention[1] and (report.convs, report.heads) == (1, 9)
     torch.testing.assert_close(attention(x), shared(x))
-
-
-def test_tf_same_padding_follows_the_input():
-    torch.manual_seed(0)
-    conv = Conv2dSame(3, 4, (3, 5), stride=(2, 3), dilation=(2, 1))
-    attention, report = convs_to_attention(conv, input_size=(3, 16, 16))
-    assert report.heads == 15 and isinstance(conv, Conv2dSame)
-    for size in ((7, 8), (8, 9), (9, 10), (16, 5)):
-        x = noise(2, 3, *size, dtype=torch.float32)
-        torch.testing.assert_close(attention(x), conv(x))
-    with pytest.raises(ValueError, match='conv=Conv2dSame: has a custom forward'):
-        conv_to_attention(conv)
 
 
 def twice_the_weight():
@@ -180,7 +148,8 @@ def twice_the_weight():
 
 @pytest.mark.parametrize('build,match', [
     (lambda: nn.Sequential(StdConv2d(3, 3, 3)), "'0': conv=StdConv2d: has a custom forward"),
-    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4)), 'functional convolutions in 1 cannot be replaced'),
+    (lambda: Conv2dSame(3, 3, 3), 'conv=Conv2dSame: has a custom forward'),
+    (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), BlurPool2d(4)), 'functional convolutions in 1 cannot be'),
     (lambda: nn.Sequential(nn.Conv2d(3, 3, 3), nn.ConvTranspose2d(3, 3, 3)), "'1': conv=ConvTranspose2d: needs an"),
     (twice_the_weight, "convolution '0' shares parameters"),
     (nn.Flatten, 'model=Flatten: has no convolutions'),

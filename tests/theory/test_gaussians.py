@@ -1,23 +1,23 @@
-"""Heads as Gaussians, against densities and attention maps."""
+"""Heads as Gaussians, against attention maps."""
 import pytest
 import timm
 import torch
 
-from drawn import SMALL
 from timm_selfconv import attention_maps
-from timm_selfconv.theory import encoding_blobs, position_blobs
+from timm_selfconv.theory import convs_to_attention, position_blobs
+from tiny_nets import random_net
 
 
-def test_moments_of_learned_heads_against_the_map_of_the_middle_query():
-    """Mean and covariance of the explicit map. The off-diagonal entry is 0, because scores are separable."""
-    grid = 12, 16
-    torch.manual_seed(0)
-    net = timm.create_model('sa_learned_cifar', num_heads=3, **SMALL).double().eval()
-    for block in net.blocks:
-        torch.nn.init.normal_(block.attn.encoding.row_keys)
-        torch.nn.init.normal_(block.attn.encoding.col_keys)
+@pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
+def test_moments_against_the_map_of_the_middle_query(encoding):
+    """A quadratic head is its Gaussian if it is wide in pixels, and narrow in the grid."""
+    grid = 24, 28
+    net = random_net(encoding, img_size=tuple(2 * n for n in grid))
+    spreads = dict(quadratic=torch.ones(4), quadratic_gen=torch.tensor([[1., 0.5], [0., 1.5]]).expand(4, 2, 2))
+    for block in net.blocks if encoding in spreads else ():
+        block.attn.encoding.spreads.data = 0.4 * spreads[encoding].double()
     blobs = position_blobs(net, grid)
-    assert encoding_blobs(net) is None
+    assert (position_blobs(net) is None) == (encoding == 'learned')
     maps = attention_maps(net, torch.zeros(1, 3, 2 * grid[0], 2 * grid[1], dtype=torch.double))
     offsets = torch.stack(torch.meshgrid(*(torch.arange(n) - n // 2 for n in grid), indexing='ij'), -1).double()
     for layer, layer_maps in zip(blobs, maps, strict=True):
@@ -25,20 +25,19 @@ def test_moments_of_learned_heads_against_the_map_of_the_middle_query():
         centers = torch.einsum('hij,ijd->hd', probs, offsets)
         distance = offsets - centers[:, None, None]
         covariances = torch.einsum('hij,hijd,hije->hde', probs, distance, distance)
-        torch.testing.assert_close(layer.centers, centers)
-        torch.testing.assert_close(layer.covariances, covariances, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(layer.centers, centers, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(layer.covariances, covariances, rtol=1e-3, atol=1e-3)
 
 
-def test_quadratic_heads_are_their_gaussians_on_any_grid():
-    net = timm.create_model('sa_quadratic_gen_cifar', num_heads=2, **SMALL)
-    for layer, wanted in zip(position_blobs(net, (4, 4)), encoding_blobs(net), strict=True):
-        torch.testing.assert_close(layer.centers, wanted.centers, rtol=0, atol=0)
-        torch.testing.assert_close(layer.covariances, wanted.covariances, rtol=0, atol=0)
+def test_convolutions_that_became_attention():
+    cnn = timm.create_model('resnet_tiny_cifar', channels=(4,) * 4)
+    blobs = position_blobs(convs_to_attention(cnn, 'layer4', alpha=2.)[0])
+    assert [len(layer.centers) for layer in blobs] == [9, 9, 1, 9, 9]
+    torch.testing.assert_close(blobs[0].covariances, torch.eye(2).double().expand(9, 2, 2) / 4)
 
 
 @pytest.mark.parametrize('name,kwargs', [
     ('sa_learned_content_cifar', {}), ('sa_quadratic_cifar', dict(encoding='absolute', terms=('content',))),
     ('resnet_tiny_cifar', {})])
 def test_heads_that_follow_the_image_have_no_place(name, kwargs, small_net):
-    net = small_net(name, **kwargs)
-    assert position_blobs(net, (16, 16)) is None and encoding_blobs(net) is None
+    assert position_blobs(small_net(name, **kwargs), (16, 16)) is None

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import timm
 import torch
@@ -74,27 +76,24 @@ def test_values_and_bias_against_a_regression():
 
 
 def test_later_layers_are_fitted_after_earlier_ones():
-    """Merging two layers at once equals merging one after the other."""
-    net, x = random_net(encoding='quadratic_gen', num_heads=(4, 4)), IMAGES
-    at_once, both = merge_heads(net, (2, 3), x)
-    first, one = merge_heads(net, (2, 4), x)
-    second, two = merge_heads(first, (2, 3), x)
+    """Both layers at once give the same net as one after the other."""
+    net = random_net(encoding='quadratic_gen', num_heads=(4, 4))
+    at_once, both = merge_heads(net, (2, 3), IMAGES)
+    first, one = merge_heads(net, (2, 4), IMAGES)
+    second, two = merge_heads(first, (2, 3), IMAGES)
     assert both == one + two
     torch.testing.assert_close(dict(at_once.state_dict()), dict(second.state_dict()), rtol=1e-9, atol=1e-9)
 
 
 def test_nothing_else_changes_and_timm_saves_it(tmp_path):
     net = timm.create_model('sa_quadratic_cifar', **SMALL, num_heads=4, num_classes=3).train()
-    state = {name: value.clone() for name, value in net.state_dict().items()}
-    x = IMAGES.float()
+    state, x = copy.deepcopy(net.state_dict()), IMAGES.float()
     merged, _ = merge_heads(net, (3, 4), x)
-    assert merged.training and net.training and net.num_heads == (4, 4)
-    assert all(torch.equal(value, net.state_dict()[name]) for name, value in state.items())
-    changed = {name for name, value in merged.state_dict().items()
-               if value.shape != state[name].shape or not torch.equal(value, state[name])}
+    assert merged.training and net.training and {p.dtype for p in merged.parameters()} == {torch.float32}
+    torch.testing.assert_close(net.state_dict(), state, rtol=0, atol=0)
+    changed = {name for name, value in merged.state_dict().items() if not torch.equal(value, state[name])}
     assert changed == {'blocks.0.attn.' + name for name in (
         'value.weight', 'value.bias', 'encoding.centers', 'encoding.spreads')}
-    assert {p.dtype for p in merged.parameters()} == {torch.float32}
     save_for_hf(merged, tmp_path / 'merged', safe_serialization=True)
     loaded = timm.create_model(f"local-dir:{tmp_path / 'merged'}", pretrained=True).eval()
     torch.testing.assert_close(loaded(x), merged.eval()(x), rtol=0, atol=0)

@@ -25,16 +25,12 @@ def test_a_pruned_net_is_the_full_net_with_values_at_zero(kind):
     pruned = prune_heads(net, dropped)
     assert pruned.num_heads == left and pruned.depth == net.depth
     torch.testing.assert_close(dict(net.state_dict()), state, rtol=0, atol=0)
-    made_so = random_net(num_heads=left, **kwargs)
-    assert [p.shape for p in pruned.parameters()] == [p.shape for p in made_so.parameters()]
-
+    shapes = [[p.shape for p in each.parameters()] for each in (pruned, random_net(num_heads=left, **kwargs))]
+    assert shapes[0] == shapes[1]
     with torch.no_grad():
         for layer, heads in dropped.items():
             net.blocks[layer].attn.value.weight.view(8, 4, 8)[:, heads] = 0.
-        for fused in (True, False):
-            for block in [*net.blocks, *pruned.blocks]:
-                block.attn.fused_attn = fused
-            torch.testing.assert_close(pruned(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(pruned(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)), rtol=1e-12, atol=1e-12)
 
 
 def test_the_paper_s_pruned_net_to_the_digit():
@@ -67,14 +63,11 @@ def test_degenerate_heads_follow_appendix_e():
 
 
 def test_half_precision_weights_are_judged_in_double_precision():
-    """S = [[1, 1], [1, 1 + 2^-10]] has condition number 1.7e7. Its precision is singular after rounding to half."""
-    net = random_net('quadratic_gen')
-    with torch.no_grad():
-        net.blocks[0].attn.encoding.spreads[1] = torch.tensor([[1., 1.], [1., 1. + 2 ** -10]])
-    trace, determinant = 4. + 2 ** -9 + 2 ** -20, 2. ** -20
-    largest = (trace + (trace ** 2 - 4 * determinant) ** 0.5) / 2
-    found = precision_eigenvalues(net.half())[0][1]
-    torch.testing.assert_close(found, torch.tensor([determinant / largest, largest]).double(), rtol=1e-6, atol=0)
+    """S = [[1, 1], [1, 1 + 2^-10]] has condition number 1.7e7; its precision rounded to half is singular."""
+    net, root = random_net('quadratic_gen'), torch.tensor([[1., 1.], [1., 1. + 2 ** -10]]).double()
+    net.blocks[0].attn.encoding.spreads.data[1] = root
+    expected = torch.linalg.svdvals(root).flip(0).square()
+    torch.testing.assert_close(precision_eigenvalues(net.half())[0][1], expected, rtol=1e-6, atol=0)
 
 
 def test_everything_else_stays():
@@ -89,8 +82,6 @@ def test_everything_else_stays():
     assert {p.dtype for p in pruned.parameters()} == {torch.bfloat16}
     pruned(noise(2, 3, 16, 16, dtype=torch.bfloat16)).sum().backward()
     assert [n for n, p in pruned.named_parameters() if p.grad is None] == ['blocks.2.attn.value.weight']
-    linear = pruned.blocks[2].attn.value
-    assert linear.in_features == linear.weight.shape[1] == pruned.blocks[2].attn.query.out_features == 8 * 8
 
 
 @pytest.mark.parametrize('heads,match', [
@@ -128,10 +119,10 @@ def test_truncated_values_are_the_nearest_of_their_rank(kind, rank, seed):
     torch.testing.assert_close(truncated(noise(2, 3, 8, 8)), net(noise(2, 3, 8, 8)))
 
 
-def test_ranks_that_do_not_exist_are_named():
-    with pytest.raises(ValueError, match='rank=9: needs an integer from 1 to 8'):
-        truncate_values(random_net(), 9)
+def test_ranks_and_layers_that_do_not_fit_are_named():
     net = random_net()
+    with pytest.raises(ValueError, match='rank=9: needs an integer from 1 to 8'):
+        truncate_values(net, 9)
     net.blocks[0].attn.value = Lora(net.blocks[0].attn.value)
     with pytest.raises(ValueError, match=r'value=Lora: needs a plain module.*merge_and_unload'):
         truncate_values(net, 2)

@@ -12,6 +12,7 @@ from pictures import fill_splits
 from timm_selfconv.data import class_names, open_dataset
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.models import CIFAR10_CLASSES
+from timm_selfconv.theory import convs_to_attention
 from timm_selfconv.training.net import create_net, muon_in_float32, scaled_groups, whiten_stem
 from timm_selfconv.training.recipes import read_recipe
 from tiny_nets import NARROW, SMALL
@@ -89,7 +90,9 @@ def test_directions_without_variance_stay_finite_and_groups_are_refused(correlat
     ('sa_learned_cifar', ('row_table', 'col_table', 'row_keys', 'col_keys')), ('resvit_cifar', ()),
     ('resnet_tiny_cifar', ('centers', 'spreads'))])
 def test_every_parameter_is_in_one_group_with_its_rate_and_decay(name, positions):
-    net = timm.create_model(name, **(NARROW if name != 'resnet_tiny_cifar' else dict(attention_stages=['layer4'])))
+    net = timm.create_model(name, **({} if name == 'resnet_tiny_cifar' else NARROW))
+    if name == 'resnet_tiny_cifar':
+        net, _ = convs_to_attention(net, 'layer4')
     groups = scaled_groups(net, 0.05, 30., 0.1)
     found = {id(p): group for group in groups for p in group['params']}
     assert sum(len(group['params']) for group in groups) == len(found) == len(list(net.parameters()))

@@ -1,5 +1,4 @@
 """A convolution as self-attention, with one head per kernel tap."""
-import copy
 from functools import partial
 from math import prod
 from typing import List, Optional, Sequence, Union
@@ -7,12 +6,13 @@ from typing import List, Optional, Sequence, Union
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from .encodings import gaussian_axis_scores
-from .functional import at_least_float32, dense_scores, gather_by_factors, gather_by_maps, image_chunks, \
-    maps_of_factors, product_dtype
+from .functional import at_least_float32, gather_by_factors, gather_by_maps, image_chunks, maps_of_factors, \
+    product_dtype
 
-__all__ = ['CONVS', 'Conv', 'ConvAttention', 'pad_widths', 'tap_centers']
+__all__ = ['CONVS', 'Conv', 'ConvAttention', 'tap_centers']
 
 Conv = Union[nn.Conv1d, nn.Conv2d, nn.Conv3d]
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -26,14 +26,6 @@ def tap_centers(kernel_size: Sequence[int], dilation: Sequence[int]) -> torch.Te
     """Return the offset of each kernel tap from the middle, in pixels, last axis fastest, shape (taps, K)."""
     axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation)]
     return torch.cartesian_prod(*axes).view(-1, len(axes))
-
-
-def pad_widths(conv: Union[Conv, 'ConvAttention']) -> List[int]:
-    """Return the padding of a convolution for `torch.nn.functional.pad`: last axis first, before and after."""
-    if isinstance(conv.padding, str):
-        widths = [d * (k - 1) if conv.padding == 'same' else 0 for k, d in zip(conv.kernel_size, conv.dilation)]
-        return [half for width in reversed(widths) for half in (width // 2, width - width // 2)]
-    return [width for width in reversed(conv.padding) for _ in range(2)]
 
 
 def gather(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -59,9 +51,6 @@ class ConvAttention(nn.Module):
     As ``v r_delta = -alpha |delta - Delta|^2`` up to a constant, the softmax is a product of one softmax per axis,
     borders included. With K = 2 and N pixels the layer costs O(N^1.5), not O(N^2). It makes a map only for few pixels.
 
-    ``content`` adds the first term of equation 8, ``x_q Wq_h Wk_h' x_k / sqrt(D)``. Its queries start at zero, so it
-    has no effect before training.
-
     With alpha = 46 the gradients of centres and spreads are almost zero, so lower the spreads to train them. An
     infinite pixel or a nan affects all outputs.
 
@@ -76,19 +65,12 @@ class ConvAttention(nn.Module):
     """
     bias: Optional[torch.Tensor]
 
-    def __init__(self, conv: Conv, alpha: float = 46., content: int = 0):
+    def __init__(self, conv: Conv, alpha: float = 46.):
         """
         Args:
             conv: A plain convolution.
             alpha: Inverse width of the Gaussians.
-            content: Channels of the queries and keys of a head, 0 for attention by position only.
-
-        Raises:
-            ValueError: If content is used with groups, or not in two dimensions.
         """
-        if content and (content < 0 or conv.groups > 1 or len(conv.kernel_size) != 2):
-            raise ValueError(
-                f'content={content!r}: needs 0, or a number of channels if the convolution has two axes and one group')
         super().__init__()
         self.in_channels = conv.in_channels
         self.out_channels = conv.out_channels
@@ -98,6 +80,8 @@ class ConvAttention(nn.Module):
         self.dilation = conv.dilation
         self.groups = conv.groups
         self.padding_mode = conv.padding_mode
+        self.output_padding = conv.output_padding  # always 0, for torch's extra_repr
+        self.pad_widths: List[int] = conv._reversed_padding_repeated_twice  # as torch.nn.functional.pad takes them
 
         weight, trains = conv.weight.detach(), conv.weight.requires_grad
         value_weight = weight.flatten(2).permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
@@ -107,12 +91,6 @@ class ConvAttention(nn.Module):
         self.value_weight = nn.Parameter(value_weight, trains)
         self.register_parameter(
             'bias', None if conv.bias is None else nn.Parameter(conv.bias.detach().clone(), conv.bias.requires_grad))
-        self.content = content
-        if content:
-            query = nn.Linear(self.in_channels, self.num_heads * content, bias=False).to(weight)
-            self.query = query.requires_grad_(trains)
-            self.key = copy.deepcopy(query)
-            nn.init.zeros_(self.query.weight)
         self.train(conv.training)
 
     @property
@@ -125,14 +103,9 @@ class ConvAttention(nn.Module):
         return self.value_weight.permute(1, 2, 0).unflatten(2, self.kernel_size)
 
     def extra_repr(self) -> str:
-        text = f'{self.in_channels}, {self.out_channels}, heads={self.num_heads}, kernel_size={self.kernel_size}'
-        for name, default in (('stride', (1,)), ('padding', (0,)), ('dilation', (1,))):
-            value = getattr(self, name)
-            text += '' if value == default * len(self.kernel_size) else f', {name}={value!r}'
-        text += '' if self.groups == 1 else f', groups={self.groups}'
-        text += '' if self.bias is not None else ', bias=False'
-        text += f', content={self.content}' if self.content else ''
-        return text + ('' if self.padding_mode == 'zeros' else f', padding_mode={self.padding_mode!r}')
+        """Describe the convolution as torch does, and the number of heads."""
+        description: str = _ConvNd.extra_repr(self)  # type: ignore[arg-type]
+        return f'{description}, heads={self.num_heads}'
 
     def precisions(self) -> torch.Tensor:
         """Return the precision of each head in 2D, at least float32, shape (heads, 2, 2)."""
@@ -153,21 +126,17 @@ class ConvAttention(nn.Module):
                 f'dilation {list(self.dilation)}')
         return queries
 
-    def axis_scores(self, size: Sequence[int]) -> List[torch.Tensor]:
-        """Return position scores along each axis of a padded input, at least float32, shapes (heads, queries, keys).
+    def axis_factors(self, size: Sequence[int]) -> List[torch.Tensor]:
+        """Return attention along each axis of a padded input, at least float32, shapes (heads, queries, keys).
 
-        Their sum is the score, up to a constant per query.
+        The product of these factors is the attention.
         """
         precision = at_least_float32(self.spreads).square()
         return [
             gaussian_axis_scores(
                 self.centers[:, axis], precision, size[axis],
-                torch.arange(q.start, q.stop, q.step, device=precision.device, dtype=precision.dtype))
+                torch.arange(q.start, q.stop, q.step, device=precision.device, dtype=precision.dtype)).softmax(dim=-1)
             for axis, q in enumerate(self.queries(size))]
-
-    def axis_factors(self, size: Sequence[int]) -> List[torch.Tensor]:
-        """Return the softmax of :meth:`axis_scores`. The product of the factors is the attention."""
-        return [scores.softmax(dim=-1) for scores in self.axis_scores(size)]
 
     def attention_probs(self, size: Sequence[int]) -> torch.Tensor:
         """Return attention by position as an explicit map.
@@ -179,7 +148,7 @@ class ConvAttention(nn.Module):
             Probabilities, at least float32, shape (heads, q_1, ..., q_K, k_1, ..., k_K). Queries are output pixels,
             keys are pixels of the padded input.
         """
-        widths, dims = pad_widths(self)[::-1], len(self.kernel_size)
+        widths, dims = self.pad_widths[::-1], len(self.kernel_size)
         factors = self.axis_factors([n + sum(widths[2 * i:2 * i + 2]) for i, n in enumerate(size)])
         operands = [a for i, factor in enumerate(factors) for a in (factor, [0, 1 + i, 1 + dims + i])]
         return torch.einsum(*operands, list(range(1 + 2 * dims)))
@@ -203,16 +172,6 @@ class ConvAttention(nn.Module):
         shape = self.out_channels, *gathered.shape[2:]
         return torch.einsum('hgcm,hgdc->gdm', gathered.flatten(2).unflatten(1, (groups, -1)), weight).reshape(shape)
 
-    def attend_to_content(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend by content and position: padded x, shape (B, in_channels, H, W), to (B, out_channels, Q1, Q2)."""
-        pixels, shape = x.permute(0, 2, 3, 1), (self.num_heads, self.content)
-        (r, c), (rows, cols) = self.queries(x.shape[2:]), self.axis_scores(x.shape[2:])
-        queries = pixels[:, r.start:r.stop:r.step, c.start:c.stop:c.step]
-        query = self.query(queries).unflatten(3, shape).permute(0, 3, 1, 2, 4) * self.content ** -0.5
-        key = self.key(pixels.flatten(1, 2)).unflatten(2, shape).transpose(1, 2)
-        maps = dense_scores(query, key, rows[None, :, :, None], cols[None, :, None], None).softmax(dim=-1)
-        return self.to_values(gather_by_maps(maps, pixels, len(c)))
-
     def to_values(self, gathered: torch.Tensor) -> torch.Tensor:
         """Map gathered pixels, shape (B, Q1, Q2, heads in_channels), to the output, (B, out_channels, Q1, Q2)."""
         return F.linear(gathered, self.value_weight.transpose(0, 1).flatten(1), self.bias).permute(0, 3, 1, 2)
@@ -227,16 +186,12 @@ class ConvAttention(nn.Module):
         if x.dim() == dims + 1:
             return self.forward(x[None])[0]
 
-        widths, before = pad_widths(self), [0] * dims
+        widths, before = self.pad_widths, [0] * dims
         padded = [n + sum(widths[-2 - 2 * i:][:2]) for i, n in enumerate(x.shape[2:])]
         if self.padding_mode != 'zeros':
             x = F.pad(x, widths, self.padding_mode)
-        elif self.content:
-            x = F.pad(x, widths)
         else:  # zeros only take a share of the softmax
             before = widths[-2::-2]
-        if self.content:
-            return self.attend_to_content(x)
         batch, size = x.shape[0], x.shape[2:]
         factors = [factor.narrow(2, *keys) for factor, *keys in zip(self.axis_factors(padded), before, size)]
         if dims == 2 and self.groups == 1 and self.num_heads <= AT_ONCE and self.in_channels <= self.out_channels:

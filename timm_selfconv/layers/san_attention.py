@@ -15,8 +15,8 @@ from .footprint import aggregate, footprint
 from .parameters import check_sizes
 
 __all__ = [
-    'PassBatchNorm2d', 'PassStatistics2d', 'SanAttention2d', 'channels_last', 'pairwise_relation',
-    'patchwise_relation', 'pixel_coordinates',
+    'PassBatchNorm2d', 'SanAttention2d', 'channels_last', 'pairwise_relation', 'patchwise_relation',
+    'pixel_coordinates',
 ]
 
 KINDS = ('pairwise', 'patchwise')
@@ -31,49 +31,36 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 @torch.fx.wrap
 @register_notrace_function
 def pairwise_relation(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        place: torch.Tensor,
-        kernel_size: int,
-        stride: int = 1,
-        dilation: int = 1,
+        query: torch.Tensor, key: torch.Tensor, place: torch.Tensor, kernel_size: int,
 ) -> torch.Tensor:
     """Return differences of queries and keys in a footprint, and of their position features.
 
     Args:
-        query, key: Shape (B, C, H, W); the stride reduces queries to (B, C, H', W').
+        query, key: Shape (B, C, H, W).
         place: Position features, shape (1, P, H, W).
-        kernel_size, stride, dilation: See :func:`~timm_selfconv.layers.footprint.footprint`.
+        kernel_size: Side of the footprint.
 
     Returns:
-        Differences, shape (B, C + P, kernel_size ^ 2 H', W'), with the offsets concatenated along the rows.
+        Differences, shape (B, C + P, kernel_size ^ 2 H, W), with the offsets concatenated along the rows.
     """
-    query, centre = query[:, :, ::stride, ::stride], place[:, :, ::stride, ::stride]
-    keys = footprint(key, kernel_size, stride, dilation)
-    places = footprint(place, kernel_size, stride, dilation)
+    keys, places = footprint(key, kernel_size), footprint(place, kernel_size)
     pairs: List[torch.Tensor] = []
     for i in range(len(keys)):
-        there = channels_last((centre - places[i]).expand(key.shape[0], -1, -1, -1))
+        there = channels_last((place - places[i]).expand(key.shape[0], -1, -1, -1))
         pairs.append(torch.cat([query - keys[i], there], dim=1))
     return torch.cat(pairs, dim=2)
 
 
 @torch.fx.wrap
 @register_notrace_function
-def patchwise_relation(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        kernel_size: int,
-        stride: int = 1,
-        dilation: int = 1,
-) -> torch.Tensor:
+def patchwise_relation(query: torch.Tensor, key: torch.Tensor, kernel_size: int) -> torch.Tensor:
     """Concatenate each query with the keys of its footprint, as for :func:`pairwise_relation`.
 
     Returns:
-        Query, then keys, offsets row by row, shape (B, C (1 + kernel_size ^ 2), H', W').
+        Query, then keys, offsets row by row, shape (B, C (1 + kernel_size ^ 2), H, W).
     """
-    patch = [query[:, :, ::stride, ::stride]]
-    patch.extend(footprint(key, kernel_size, stride, dilation))
+    patch = [query]
+    patch.extend(footprint(key, kernel_size))
     return torch.cat(patch, dim=1)
 
 
@@ -142,11 +129,6 @@ class PassBatchNorm2d(nn.Module):
         for name in ('running_mean', 'running_var'):
             statistics = state_dict.pop(prefix + name, ())
             state_dict.update((f'{prefix}passes.{i}.{name}', s) for i, s in enumerate(statistics))
-        for i, norm in enumerate(self.passes):  # norms that timm froze save a scale of 1 and a shift of 0
-            for name, neutral in (('weight', 1.), ('bias', 0.)):
-                key = f'{prefix}passes.{i}.{name}'
-                if getattr(norm, name) is None and key in state_dict and bool((state_dict[key] == neutral).all()):
-                    del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def forward(self, x: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
@@ -180,8 +162,6 @@ class SanAttention2d(nn.Module):
             dim: int,
             kind: str = 'pairwise',
             kernel_size: int = 3,
-            stride: int = 1,
-            dilation: int = 1,
             qkv_bias: bool = True,
             passes: int = 1,
             device: Any = None,
@@ -192,8 +172,6 @@ class SanAttention2d(nn.Module):
             dim: Channels of the input, a multiple of 32. Queries and keys have dim / 16, values and output dim / 4.
             kind: 'pairwise' or 'patchwise'.
             kernel_size: Side of the footprint, odd.
-            stride: Distance of queries, in pixels.
-            dilation: Distance of the pixels in a footprint.
             qkv_bias: Add a bias to queries, keys and values.
             passes: Number of passes through the layer; see :class:`PassBatchNorm2d`.
 
@@ -206,13 +184,11 @@ class SanAttention2d(nn.Module):
             raise ValueError(f'kind={kind!r}: needs one of {KINDS}')
         if not isinstance(dim, int) or dim < 32 or dim % 32:
             raise ValueError(f'dim={dim!r}: needs a multiple of 32')
-        check_sizes(kernel_size=kernel_size, stride=stride, dilation=dilation)
+        check_sizes(kernel_size=kernel_size)
         if kernel_size % 2 == 0:
             raise ValueError(f'kernel_size={kernel_size}: needs an odd number')
         self.patchwise = kind == 'patchwise'
         self.kernel_size = kernel_size
-        self.stride = stride
-        self.dilation = dilation
         self.query_dim = dim // 16
         self.value_dim = dim // 4
         self.num_maps = self.value_dim // 8
@@ -230,13 +206,12 @@ class SanAttention2d(nn.Module):
         self.weight2 = nn.Conv2d(widths[1], widths[2], 1, **dd)
 
     def weights(self, query: torch.Tensor, key: torch.Tensor, pass_index: int = 0) -> torch.Tensor:
-        """Return weights, (B, kernel_size ^ 2, dim / 32, H', W'), for queries and keys, (B, query_dim, H, W)."""
-        sizes = self.kernel_size, self.stride, self.dilation
+        """Return weights, (B, kernel_size ^ 2, dim / 32, H, W), for queries and keys, (B, query_dim, H, W)."""
         if self.patchwise:
-            x = patchwise_relation(query, key, *sizes)
+            x = patchwise_relation(query, key, self.kernel_size)
         else:
             place = self.position(pixel_coordinates(key.shape[2], key.shape[3], key))
-            x = pairwise_relation(query, key, place.to(key.dtype), *sizes)
+            x = pairwise_relation(query, key, place.to(key.dtype), self.kernel_size)
         x = self.weight1(F.relu(self.norm1(x, pass_index), inplace=True))
         x = self.weight2(F.relu(self.norm2(x, pass_index), inplace=True))
         offsets = self.kernel_size * self.kernel_size
@@ -262,8 +237,8 @@ class SanAttention2d(nn.Module):
             pass_index: Index of the pass through the layer.
 
         Returns:
-            Output, shape (B, dim / 4, ceil(H / stride), ceil(W / stride)).
+            Output, shape (B, dim / 4, H, W).
         """
         query, value, own_key = self.qvk(x).split([self.query_dim, self.value_dim, self.query_dim], 1)
         weights = self.weights(query, own_key if key is None else key, pass_index)
-        return channels_last(aggregate(value, weights, self.kernel_size, self.stride, self.dilation))
+        return channels_last(aggregate(value, weights, self.kernel_size))

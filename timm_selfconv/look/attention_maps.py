@@ -7,7 +7,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from timm_selfconv.layers import ConvAttention, SanAttention2d, SelfAttention2d, gaussian_axis_scores
-from timm_selfconv.layers.conv_attention import pad_widths
 from timm_selfconv.layers.functional import at_least_float32
 from timm_selfconv.models import ResVit
 from .transformers import CLASS_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, private_copy, read_probs
@@ -55,7 +54,7 @@ def looks_at_content(model: nn.Module) -> bool:
         ValueError: If :func:`attention_maps` cannot read the net.
     """
     return any(
-        m.terms != ('position',) if isinstance(m, SelfAttention2d) else getattr(m, 'content', True)
+        not isinstance(m, ConvAttention) and getattr(m, 'terms', None) != ('position',)
         for m in attention_layers(model))
 
 
@@ -126,17 +125,12 @@ def own_maps(model: nn.Module) -> bool:
 def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
     """Maps of :class:`ConvAttention` over the pixels of its input, shape (B, heads, H, W, H, W)."""
     zeros, size = layer.padding_mode == 'zeros', x.shape[2:]
-    mode, widths = ('constant', [0] * 4) if zeros else (layer.padding_mode, pad_widths(layer))
+    mode, widths = ('constant', [0] * 4) if zeros else (layer.padding_mode, layer.pad_widths)
     keys, before = F.pad(x, widths, mode), widths[-2::-2]
     rows, cols = (
         gaussian_axis_scores(center, layer.spreads.square(), n, first + torch.arange(queries, dtype=x.dtype))
         for center, n, first, queries in zip(layer.centers.T, keys.shape[2:], before, size))
     scores = (rows[:, :, None, :, None] + cols[:, None, :, None, :])[None]
-    if layer.content:
-        query, key = (
-            linear(pixels.movedim(1, 3)).unflatten(3, (-1, layer.content))
-            for linear, pixels in ((layer.query, x), (layer.key, keys)))
-        scores = scores + torch.einsum('bijhd,bklhd->bhijkl', query, key) * layer.content ** -0.5
     maps = scores.flatten(4).softmax(-1).unflatten(-1, keys.shape[2:])
     for axis, n in enumerate(size):  # add up a pixel and its copies in the padding
         pixel = F.pad(torch.arange(n, dtype=x.dtype)[None, None], widths[2 - 2 * axis:][:2], mode)[0, 0].long()

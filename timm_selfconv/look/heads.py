@@ -93,9 +93,9 @@ def report_layer(
 
     theory.interior(maps[0, 0, 0, ..., 0, 0], kernel_size)  # raises if the kernel does not fit
     offsets: List[Tap] = [(i, j) for i, j in theory.tap_offsets(kernel_size).tolist()]
-    acting = theory.acting_taps(maps, kernel_size).any(-1).tolist()
-    on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size).mean((0, 1, -2, -1))
-    on_tap, nearest = (t.tolist() for t in on_taps.max(-1))
+    on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size)  # (B, windows, heads, taps, H, W)
+    acting = (on_taps > 0.5).all(-1).all(-1).all(0).all(0).any(-1).tolist()
+    on_tap, nearest = (t.tolist() for t in on_taps.mean((0, 1, -2, -1)).max(-1))
     rows, cols = (mean(c) for c in theory.center_of_mass(maps).unbind(-1))
     nothing = [None] * len(acting)
     consistency = nothing if by_position else theory.translation_consistency(maps).mean((0, 1)).tolist()
@@ -103,7 +103,7 @@ def report_layer(
     left_right, up_down = (theory.mirror_symmetry(maps, dim).mean((0, 1)).tolist() for dim in (-1, -2))
     heads = [HeadReport(*statistics) for statistics in zip(
         range(len(acting)), zip(rows, cols), mean(theory.spread(maps)), mean(theory.mean_distance(maps)),
-        mean(theory.entropy(maps)), mean(theory.largest_probability(maps)), consistency, constancy,
+        mean(theory.entropy(maps)), mean(maps.amax((-2, -1))), consistency, constancy,
         zip(left_right, up_down), [offsets[tap] for tap in nearest], on_tap, acting, gates or nothing)]
     residual = theory.conv_residual(maps, kernel_size)
     taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})

@@ -2,7 +2,7 @@
 
 - conv_to_attention: one convolution, or the convolutions of a net, as attention (Theorem 1).
 - line_encoding: Theorem 1 with an encoding of two dimensions.
-- attention_to_conv: the convolution nearest to an attention layer.
+- attention_to_conv: the convolution nearest to an attention layer, or to each layer of a net.
 - learned_kernels: the convolution that a layer learned; shifts: heads as shifts of the image.
 - inclusion: a net as a richer net with the same logits.
 - gaussians: heads as Gaussians around the query.
@@ -11,12 +11,12 @@
 - fusing: nets for inference.
 """
 from timm_selfconv.layers import ConvAttention
-from .attention_to_conv import ConvReport, attention_to_conv, head_kernels, reparameterizable
+from .attention_to_conv import attention_to_conv, attention_to_convs, head_kernels
 from .conv_to_attention import ConversionReport, conv_to_attention, convs_to_attention
 from .fusing import fuse
-from .gaussians import Blobs, encoding_blobs, position_blobs
-from .head_statistics import acting_taps, center_of_mass, entropy, largest_probability, mean_distance, \
-    mirror_symmetry, overlap, spread, translation_consistency
+from .gaussians import Blobs, position_blobs
+from .head_statistics import center_of_mass, entropy, mean_distance, mirror_symmetry, overlap, spread, \
+    translation_consistency
 from .inclusion import include
 from .learned_kernels import HeadOffset, LearnedKernel, learned_kernel, learned_kernels, untrained_copy
 from .line_encoding import line_maps, offset_numbers

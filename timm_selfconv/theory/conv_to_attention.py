@@ -7,12 +7,10 @@ import copy
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
-from timm.layers import Conv2dSame
-from timm.layers.padding import pad_same
 from timm.models._input import get_model_input_config
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
@@ -25,23 +23,17 @@ from timm_selfconv.layers.parameters import keep_from_decay, no_weight_decay
 
 __all__ = ['ConversionReport', 'conv_to_attention', 'convs_to_attention']
 
-Where = Union[str, Sequence[str], Callable[[str, nn.Module], bool], None]
-
 
 def check_conv(conv: nn.Module) -> Conv:
     name = type(conv).__name__
     if not isinstance(conv, CONVS):
         raise ValueError(f'conv={name}: needs an nn.Conv1d, nn.Conv2d or nn.Conv3d')
-    if nn.parameter.is_lazy(conv.weight):
-        raise ValueError(f'conv={name}: is lazy; call it with an input first')
     kind = next(kind for kind in CONVS if isinstance(conv, kind))
     if any(getattr(getattr(conv, f), '__func__', None) is not getattr(kind, f) for f in ('forward', '_conv_forward')):
         raise ValueError(f'conv={name}: has a custom forward, needs the forward of nn.{kind.__name__}')
     names = {name for name, _ in conv.named_parameters()}
     if names not in ({'weight'}, {'weight', 'bias'}) or hooked(conv):
         raise ValueError(f'conv={name}: is parametrized, pruned or hooked; remove that first, or make it permanent')
-    if not conv.weight.is_floating_point():
-        raise ValueError(f'conv={name}: has {conv.weight.dtype} weights, needs real floating point')
     centers = tap_centers(conv.kernel_size, conv.dilation)
     if not torch.equal(centers.to(conv.weight.dtype).to(centers.dtype), centers):
         raise ValueError(
@@ -49,7 +41,7 @@ def check_conv(conv: nn.Module) -> Conv:
     return conv
 
 
-def conv_to_attention(conv: nn.Module, alpha: float = 46., content: int = 0) -> ConvAttention:
+def conv_to_attention(conv: nn.Module, alpha: float = 46.) -> ConvAttention:
     """Convert a convolution to self-attention by Theorem 1 of the paper.
 
     With K axes an output differs by about ``2 K exp(-alpha)`` of the largest pixel, which is below float64's rounding
@@ -57,26 +49,18 @@ def conv_to_attention(conv: nn.Module, alpha: float = 46., content: int = 0) -> 
 
     Args:
         conv: An nn.Conv1d, Conv2d or Conv3d, which stays unchanged.
-        alpha: Sharpness of the heads' scores ``-alpha |delta - Delta|^2`` (Lemma 2), in 1 / pixels^2: at most 1e9 in
-            float16 and 8e37 in bfloat16 and float32.
-        content: Channels of queries and keys for the content term of equation (8), 0 for none. Queries start at zero,
-            so the function is the same. For convolutions with two axes and one group.
+        alpha: Sharpness of the heads' scores ``-alpha |delta - Delta|^2`` (Lemma 2), in 1 / pixels^2, at most 1e9.
 
     Returns:
         The attention, in the convolution's mode, dtype and device; frozen parameters stay frozen.
 
     Raises:
-        ValueError: If the module is no plain convolution (lazy, parametrized, pruned, hooked, with another
-            forward), or an argument is out of range.
+        ValueError: If the module is no plain convolution (parametrized, pruned, hooked, with another forward), or
+            alpha is out of range.
     """
-    conv = check_conv(conv)
-    dtype = conv.weight.dtype
-    # the spread, sqrt(2 alpha), must be finite in the layer's type, and its square where scores are computed
-    scores = torch.finfo(torch.promote_types(dtype, torch.float32)).max
-    largest = min(scores / 4, torch.finfo(dtype).max * (torch.finfo(dtype).max / 4))
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= largest:
-        raise ValueError(f'alpha={alpha!r}: needs a positive number, in {dtype} up to {largest:.3g}')
-    return ConvAttention(conv, alpha, content)
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1e9:
+        raise ValueError(f'alpha={alpha!r}: needs a number above 0 and at most 1e9')  # more overflows in half precision
+    return ConvAttention(check_conv(conv), alpha)
 
 
 @dataclass(frozen=True)
@@ -104,32 +88,6 @@ class ConversionReport:
             f'{convs} {self.heads} heads; {more} more parameters; {flops:.1f} times the FLOPs; error {self.error:.0e}')
 
 
-class PadSame(nn.Module):
-    """TensorFlow's padding, which depends on the input size, as in timm's Conv2dSame."""
-
-    def __init__(self, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]):
-        super().__init__()
-        self.kernel_size, self.stride, self.dilation = list(kernel_size), list(stride), list(dilation)
-
-    def extra_repr(self) -> str:
-        return f'kernel_size={self.kernel_size}, stride={self.stride}, dilation={self.dilation}'
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return pad_same(x, self.kernel_size, self.stride, self.dilation)
-
-
-def to_attention(conv: Any, alpha: float, content: int) -> nn.Module:
-    pads = type(conv) is Conv2dSame
-    if not pads:
-        return conv_to_attention(conv, alpha, content)
-    pad = PadSame(conv.kernel_size, conv.stride, conv.dilation)
-    plain = nn.Conv2d(
-        conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, dilation=conv.dilation, groups=conv.groups,
-        device='meta')
-    plain.weight, plain.bias = conv.weight, conv.bias
-    return nn.Sequential(pad, conv_to_attention(plain, alpha, content)).train(conv.training)
-
-
 def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, p) or fnmatchcase(name, f'{p}.*') for p in patterns)
 
@@ -149,19 +107,17 @@ def measure(model: nn.Module, input_size: Sequence[int]) -> Tuple[int, List[str]
 
 def convs_to_attention(
         model: nn.Module,
-        where: Where = None,
+        where: Union[str, Sequence[str], None] = None,
         alpha: float = 46.,
-        content: int = 0,
         input_size: Optional[Sequence[int]] = None,
 ) -> Tuple[nn.Module, ConversionReport]:
     """Replace all or some convolutions of a net by attention, see :func:`conv_to_attention`.
 
     Args:
-        model: A net with nn.Conv1d, Conv2d, Conv3d or timm's Conv2dSame modules, which stays unchanged.
+        model: A net with nn.Conv1d, Conv2d or Conv3d modules, which stays unchanged.
         where: Convolutions to replace: names or patterns of the convolution or of a module that holds it
-            (``'layer4'``, ``['layer3', 'layer4.*.conv2']``), or a function of a name and a module. Default: all.
+            (``'layer4'``, ``['layer3', 'layer4.*.conv2']``). Default: all.
         alpha: Sharpness of the heads. At 3, a start for training, a head gives its tap 0.83 of its attention.
-        content: Channels of queries and keys for a content term; 0 for none.
         input_size: Size of one input for the report, for example (channels, height, width). Default: from the net's
             timm configuration, or 3 x 224 x 224.
 
@@ -175,19 +131,19 @@ def convs_to_attention(
     if input_size is None:
         input_size = get_model_input_config(model)['input_size']
     attention = copy.deepcopy(model)
-    patterns = [] if callable(where) else ['*'] if where is None else [where] if isinstance(where, str) else list(where)
+    patterns = ['*'] if where is None else [where] if isinstance(where, str) else list(where)
     users = Counter(p for m in attention.modules() for p in m.parameters(recurse=False))
     replaced: Dict[nn.Module, nn.Module] = {}
     taken, kept = [], []
     for name, conv in attention.named_modules():
         if isinstance(conv, _ConvNd):
-            if not (where(name, conv) if callable(where) else matches(name, patterns)):
+            if not matches(name, patterns):
                 kept.append(name or type(conv).__name__)
                 continue
             if any(users[p] > 1 for p in conv.parameters()):
                 raise ValueError(f'model: convolution {name!r} shares parameters with another module, needs its own')
             try:
-                replaced[conv] = to_attention(conv, alpha, content)
+                replaced[conv] = conv_to_attention(conv, alpha)
             except ValueError as e:
                 raise ValueError(f'model: convolution {name!r}: {e}') from e
             taken.append(name)
@@ -203,7 +159,7 @@ def convs_to_attention(
 
     flops_before, _, expected = measure(model, input_size)
     flops_after, convolving, out = measure(attention, input_size)
-    functions = [n for n in convolving if n not in kept and matches(n, patterns)]  # a function chooses modules only
+    functions = [n for n in convolving if n not in kept and matches(n, patterns)]
     if functions:
         raise ValueError(
             f'model: functional convolutions in {", ".join(functions)} cannot be replaced; where can exclude these '

@@ -26,24 +26,17 @@ def fuse(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: If the net has no such layers, or folded layers are adapted or hooked.
     """
-    for name, layer in model.named_modules():
-        if isinstance(layer, SelfAttention2d):
-            check_dense(layer, ('value', 'proj'), name)
-    fused = copy.deepcopy(model)
-    convits = [(n, m) for n, m in fused.named_modules() if isinstance(m, ConVit)]
-    for name, convit in convits:
-        if not name:
-            return fuse_convit(convit)
-        fused.set_submodule(name, fuse_convit(convit))
-    if convits:
-        return fused
-    fused.eval().requires_grad_(False)
-    layers = [(n, m) for n, m in fused.named_modules(remove_duplicate=False) if isinstance(m, SelfAttention2d)]
+    if isinstance(model, ConVit):
+        return fuse_convit(copy.deepcopy(model))
+    layers = {name: layer for name, layer in model.named_modules(remove_duplicate=False)
+              if isinstance(layer, SelfAttention2d)}
     if not layers:
         raise ValueError(f'model={type(model).__name__}: has no SelfAttention2d layers to fuse, and is no ConViT')
-    for name, layer in layers:
-        folded = SelfAttention2d.fuse(layer)  # not the method of a subclass
-        if not name:
-            return folded
-        fused.set_submodule(name, folded)
+    for name, layer in layers.items():
+        check_dense(layer, ('value', 'proj'), name)
+    fused = copy.deepcopy(model).eval().requires_grad_(False)
+    if isinstance(fused, SelfAttention2d):
+        return fused.fuse()
+    for name, layer in layers.items():
+        fused.set_submodule(name, layer.fuse())
     return fused

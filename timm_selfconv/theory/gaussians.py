@@ -7,7 +7,7 @@ import torch.nn as nn
 
 from timm_selfconv.layers import ConvAttention, QuadraticEncoding, SelfAttention2d
 
-__all__ = ['Blobs', 'encoding_blobs', 'position_blobs']
+__all__ = ['Blobs', 'position_blobs']
 
 FLATTEST = 1e-8  # least precision, in 1 / pixels^2: a standard deviation of 10,000 pixels
 
@@ -24,30 +24,11 @@ class Blobs:
     covariances: torch.Tensor
 
 
-def position_encodings(model: nn.Module) -> List[Any]:
-    """Encodings of a net that attends by position only, else an empty list."""
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
-    return [layer.encoding for layer in layers] if all(layer.terms == ('position',) for layer in layers) else []
-
-
-def gaussian(encoding: Any) -> Blobs:
-    precisions, axes = torch.linalg.eigh(encoding.precisions().detach().cpu().double())
+def gaussian(layer: Any) -> Blobs:
+    """Read the Gaussians of a layer or encoding with centres and precisions."""
+    precisions, axes = torch.linalg.eigh(layer.precisions().detach().cpu().double())
     covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
-    return Blobs(encoding.centers.detach().cpu().double(), covariances)
-
-
-def encoding_blobs(model: nn.Module) -> Optional[List[Blobs]]:
-    """Gaussians of quadratic encodings (equation 9), one entry per layer; None for other nets.
-
-    A convolutional net has one entry per layer that became attention, in pixels of its input.
-    """
-    convs = [m for m in model.modules() if isinstance(m, ConvAttention)]
-    if convs:
-        return None if any(m.content or len(m.kernel_size) != 2 for m in convs) else [gaussian(m) for m in convs]
-    encodings = position_encodings(model)
-    if not all(isinstance(encoding, QuadraticEncoding) for encoding in encodings):
-        return None
-    return [gaussian(encoding) for encoding in encodings] or None
+    return Blobs(layer.centers.detach().cpu().double(), covariances)
 
 
 @torch.no_grad()
@@ -63,11 +44,24 @@ def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
     return Blobs(torch.stack(centers, -1), torch.diag_embed(torch.stack(variances, -1)))
 
 
-def position_blobs(model: nn.Module, grid: Tuple[int, int]) -> Optional[List[Blobs]]:
+def position_blobs(model: nn.Module, grid: Optional[Tuple[int, int]] = None) -> Optional[List[Blobs]]:
     """Gaussians of a net that attends by position only, one entry per layer, in float64; None for other nets.
 
-    A learned encoding has the mean and covariance of the middle query's attention on a grid of (rows, columns).
+    Quadratic encodings (equation 9) are Gaussians. So are convolutions that became attention, in pixels of their input.
+    A learned encoding has the mean and covariance of the middle query's attention on a grid of (rows, columns), and
+    none without a grid.
     """
-    return [
-        gaussian(encoding) if isinstance(encoding, QuadraticEncoding) else moments(encoding, grid)
-        for encoding in position_encodings(model)] or None
+    blobs = []
+    for layer in model.modules():
+        if isinstance(layer, ConvAttention) and len(layer.kernel_size) == 2:
+            blobs.append(gaussian(layer))
+        elif isinstance(layer, SelfAttention2d) and layer.terms == ('position',):
+            if isinstance(layer.encoding, QuadraticEncoding):
+                blobs.append(gaussian(layer.encoding))
+            elif grid is not None:
+                blobs.append(moments(layer.encoding, grid))
+            else:
+                return None
+        elif isinstance(layer, (ConvAttention, SelfAttention2d)):
+            return None
+    return blobs or None

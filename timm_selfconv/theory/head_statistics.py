@@ -8,11 +8,10 @@ import itertools
 import torch
 
 from timm_selfconv.layers.encodings import axis_offsets
-from .residual import KernelSize, at_taps, grid_size, interior
+from .residual import grid_size
 
 __all__ = [
-    'acting_taps', 'center_of_mass', 'entropy', 'largest_probability', 'mean_distance', 'mirror_symmetry', 'overlap',
-    'spread', 'translation_consistency']
+    'center_of_mass', 'entropy', 'mean_distance', 'mirror_symmetry', 'overlap', 'spread', 'translation_consistency']
 
 
 def center_of_mass(maps: torch.Tensor) -> torch.Tensor:
@@ -36,12 +35,6 @@ def entropy(maps: torch.Tensor) -> torch.Tensor:
     """Entropy of each query's attention, in nats, from 0 to log(H W), shape (..., H, W)."""
     grid_size(maps)
     return torch.special.entr(maps).sum((-2, -1))
-
-
-def largest_probability(maps: torch.Tensor) -> torch.Tensor:
-    """Largest attention probability of each query, shape (..., H, W)."""
-    grid_size(maps)
-    return maps.amax((-2, -1))
 
 
 def mean_distance(maps: torch.Tensor) -> torch.Tensor:
@@ -112,23 +105,3 @@ def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
         raise ValueError(f'maps of shape {list(maps.shape)}: needs at least two along dimension {dim} to compare')
     pairs = itertools.combinations(maps.unbind(dim), 2)
     return torch.stack([torch.minimum(a, b).sum((-2, -1)) for a, b in pairs]).mean(0)
-
-
-def acting_taps(maps: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
-    """Heads that act as a tap (Lemma 1): every interior query gives the key under the tap more than half.
-
-    Maps of heads that act as different taps are linearly independent, because they are diagonally dominant.
-
-    Args:
-        maps: Attention maps of a layer, shape (..., heads, H, W, H, W). All leading axes have to agree.
-        kernel_size: Side, or rows and columns, of the convolution.
-
-    Returns:
-        Booleans of shape (heads, taps), in the order of :func:`timm_selfconv.theory.tap_offsets`.
-
-    Raises:
-        ValueError: If the kernel does not fit in the grid.
-    """
-    grid_size(maps)
-    acting = (interior(at_taps(maps, kernel_size), kernel_size) > 0.5).all(-1).all(-1)
-    return acting.reshape(-1, *acting.shape[-2:]).all(0)

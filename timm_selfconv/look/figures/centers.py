@@ -250,7 +250,7 @@ def figure_centers(layers: Sequence[Blobs], grid: Union[Grid, Sequence[Grid]], n
     """Centres and extents of all heads, relative to the query (paper, Fig. 4, 12, 14).
 
     Args:
-        layers: Gaussians of each layer, from :func:`encoding_blobs`.
+        layers: Gaussians of each layer, from :func:`position_blobs`.
         grid: Rows and columns of the layers, or of each; the query is in the middle.
         net: Name of the net, for the title.
     """

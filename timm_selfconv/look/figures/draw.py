@@ -11,7 +11,7 @@ from timm_selfconv.data import to_picture
 from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, has_footprints, layer_names, \
     looks_at_content
 from timm_selfconv.look.heads import report_maps
-from timm_selfconv.theory import encoding_blobs
+from timm_selfconv.theory import position_blobs
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
 from .kernels import figure_kernels
@@ -92,7 +92,7 @@ def draw_figures(
     maps = mean_maps(model, seen)
     grids = [(m.shape[-2], m.shape[-1]) for m in maps]
     note = over_images(len(seen))
-    blobs = encoding_blobs(model)
+    blobs = position_blobs(model)
     seen = seen[:REPORTED]
     layers = report_maps(model, seen, KERNEL_SIZE)
     figures = {
