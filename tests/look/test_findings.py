@@ -7,7 +7,6 @@ import torch
 from drawn import quadratic_net
 from timm_selfconv import theory
 from timm_selfconv.cli import main
-from timm_selfconv.commands import findings as commands
 from timm_selfconv.look import findings
 from timm_selfconv.look.figures import figure_shifts
 
@@ -64,8 +63,8 @@ def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys):
         dict(heads=1, shifts=[0.02], mean=[0.03], random=[0.04, 0.05]),
         dict(heads=len(heads), shifts=[0.06], mean=[0.07], random=[])]
 
-    monkeypatch.setattr(commands, 'create_model', lambda name: net)
-    monkeypatch.setattr(commands, 'shift_points', lambda model, accuracy: rows)
+    monkeypatch.setattr('timm_selfconv.commands.findings.create_model', lambda name: net)
+    monkeypatch.setattr('timm_selfconv.commands.findings.shift_points', lambda model, accuracy: rows)
     file = tmp_path / 'shifts.png'
     main(['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output', str(file)])
     with pytest.raises(SystemExit):
