@@ -11,6 +11,8 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
+from timm.layers import Conv2dSame
+from timm.layers.padding import pad_same
 from timm.models._input import get_model_input_config
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
@@ -88,6 +90,27 @@ class ConversionReport:
             f'{convs} {self.heads} heads; {more} more parameters; {flops:.1f} times the FLOPs; error {self.error:.0e}')
 
 
+class PadSame(nn.Module):
+    """TensorFlow's padding, which depends on the input size, as in timm's Conv2dSame."""
+
+    def __init__(self, conv: nn.Conv2d):
+        super().__init__()
+        self.sizes = list(conv.kernel_size), list(conv.stride), list(conv.dilation)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return pad_same(x, *self.sizes)
+
+
+def to_attention(conv: nn.Module, alpha: float) -> nn.Module:
+    if type(conv) is not Conv2dSame:
+        return conv_to_attention(conv, alpha)
+    plain = nn.Conv2d(
+        conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, dilation=conv.dilation, groups=conv.groups,
+        device='meta')
+    plain.weight, plain.bias = conv.weight, conv.bias
+    return nn.Sequential(PadSame(conv), conv_to_attention(plain, alpha)).train(conv.training)
+
+
 def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, p) or fnmatchcase(name, f'{p}.*') for p in patterns)
 
@@ -114,7 +137,7 @@ def convs_to_attention(
     """Replace all or some convolutions of a net by attention, see :func:`conv_to_attention`.
 
     Args:
-        model: A net with nn.Conv1d, Conv2d or Conv3d modules, which stays unchanged.
+        model: A net with nn.Conv1d, Conv2d, Conv3d or timm's Conv2dSame modules, which stays unchanged.
         where: Convolutions to replace: names or patterns of the convolution or of a module that holds it
             (``'layer4'``, ``['layer3', 'layer4.*.conv2']``). Default: all.
         alpha: Sharpness of the heads. At 3, a start for training, a head gives its tap 0.83 of its attention.
@@ -143,7 +166,7 @@ def convs_to_attention(
             if any(users[p] > 1 for p in conv.parameters()):
                 raise ValueError(f'model: convolution {name!r} shares parameters with another module, needs its own')
             try:
-                replaced[conv] = conv_to_attention(conv, alpha)
+                replaced[conv] = to_attention(conv, alpha)
             except ValueError as e:
                 raise ValueError(f'model: convolution {name!r}: {e}') from e
             taken.append(name)

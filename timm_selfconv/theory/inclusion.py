@@ -150,7 +150,10 @@ def create_target(name: str, model: SelfAttentionNet) -> SelfAttentionNet:
         if img_size != get_model_input_config(default)['input_size'][1:]:
             wanted['img_size'] = img_size
     first = next(model.parameters())
-    net: Any = timm.create_model(name, **wanted, device=first.device, dtype=first.dtype)
+    try:
+        net: Any = timm.create_model(name, **wanted, device=first.device, dtype=first.dtype)
+    except KeyError as e:  # timm has another name for the activation
+        raise ValueError(f'target={name!r}: cannot be made with {wanted}, give a net ({e})') from e
     return net
 
 
