@@ -7,7 +7,7 @@ import copy
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -101,8 +101,9 @@ class PadSame(nn.Module):
         return pad_same(x, *self.sizes)
 
 
-def to_attention(conv: nn.Module, alpha: float) -> nn.Module:
-    if type(conv) is not Conv2dSame:
+def to_attention(conv: Any, alpha: float) -> nn.Module:
+    pads = type(conv) is Conv2dSame
+    if not pads:
         return conv_to_attention(conv, alpha)
     plain = nn.Conv2d(
         conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, dilation=conv.dilation, groups=conv.groups,
