@@ -177,12 +177,13 @@ def test_no_more_than_a_few_outputs_are_held_at_a_time():
 def test_autocast(case, dtype):
     (conv, shape), largest = case, 1.
     conv, x = conv.float(), noise(*shape, dtype=torch.float32)
+    expected = conv(x).detach()  # in bfloat16 torch's Conv3d of stride 3 reads memory that is not set
     with torch.autocast('cpu', dtype), torch.no_grad():
-        got, expected = conv_to_attention(conv)(x), conv(x)
-    assert got.shape == expected.shape and got.dtype == expected.dtype == dtype
+        got = conv_to_attention(conv)(x)
+    assert got.dtype == dtype
     if x.numel():
         largest += float(conv.weight.abs().flatten(1).sum(1).max() * x.abs().max())  # bound of an output, with bias
-    torch.testing.assert_close(got, expected, rtol=0, atol=2 * torch.finfo(dtype).eps * largest)
+    torch.testing.assert_close(got.float(), expected, rtol=0, atol=2 * torch.finfo(dtype).eps * largest)
 
 
 class NegatedConv(nn.Conv2d):
