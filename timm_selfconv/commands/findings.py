@@ -38,10 +38,9 @@ def shifts(args: Namespace) -> None:
 
     Example: timm-selfconv shifts sa_quadratic_tiny_cifar --data hfds/uoft-cs/cifar10 --output shifts.png
     """
-    from timm_selfconv.look.figures import figure_shifts, save_figure
+    from timm_selfconv.look.figures import check_ending, figure_shifts, save_figure
 
-    if args.output.suffix.lower() not in ('.png', '.svg', '.pdf'):
-        raise ValueError(f"output='{args.output}': needs one of the endings .png, .svg, .pdf")  # before hours of work
+    check_ending(args.output)  # before hours of work
     points: Dict[str, List[Dict[str, Any]]] = {name: [] for name in args.models}
     for name, rows in points.items():
         for row in shift_points(create_model(name).eval(), accuracy_on(args.data, args.split)):

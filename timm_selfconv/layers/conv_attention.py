@@ -104,7 +104,7 @@ class ConvAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the convolution as torch does, and the number of heads."""
-        description: str = _ConvNd.extra_repr(self)  # type: ignore[arg-type]
+        description: str = _ConvNd.extra_repr(self)  # type: ignore[arg-type]  # reads only attributes, and has them all
         return f'{description}, heads={self.num_heads}'
 
     def precisions(self) -> torch.Tensor:

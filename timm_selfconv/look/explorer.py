@@ -121,10 +121,11 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
         packed = look_into(model, SelfAttention2d, batch[:1], tables)
     else:
         batch = batch if content else batch[:1]
-        sizes = look_into(model, SelfAttention2d, batch[:1], entries) if own else [
-            m.numel() for m in attention_maps(model, batch[:1])]
+        first = None if own else attention_maps(model, batch[:1])
+        sizes = look_into(model, SelfAttention2d, batch[:1], entries) if first is None else [m.numel() for m in first]
         check_entries(len(batch) * sum(sizes))  # before maps of all pictures take memory
-        packed = [pack_maps(m.flatten(2, 3), shifts=fixed_offsets(m)) for m in attention_maps(model, batch)]
+        maps = first if first is not None and len(batch) == 1 else attention_maps(model, batch)
+        packed = [pack_maps(m.flatten(2, 3), shifts=fixed_offsets(m)) for m in maps]
     names = [name.capitalize() for name in layer_names(model, len(packed))]
     packed = [dict(layer, name=name) for layer, name in zip(packed, names)]
     if has_class_token(model):

@@ -14,4 +14,4 @@ from .draw import draw_figures, mean_maps
 from .footprints import figure_footprints
 from .kernels import figure_kernels, figure_shifts
 from .maps import average_attention, by_locality, figure_average, figure_query, query_attention
-from .style import save_figure, save_figures
+from .style import check_ending, save_figure, save_figures

@@ -13,8 +13,8 @@ from tqdm import tqdm
 from timm_selfconv.files import new_folder, write_new
 
 __all__ = [
-    'FORMATS', 'HALO', 'MAP_COLORS', 'TEXT_WIDTH', 'draw_head', 'head_style', 'save_figure', 'save_figures', 'styled',
-    'titled_figure',
+    'FORMATS', 'HALO', 'MAP_COLORS', 'TEXT_WIDTH', 'check_ending', 'draw_head', 'head_style', 'save_figure',
+    'save_figures', 'styled', 'titled_figure',
 ]
 
 TEXT_WIDTH = 5.5  # inches, a paper's single column of text
@@ -77,6 +77,14 @@ def titled_figure(height: float, title: str, small: str, net: str = '') -> Figur
     return figure
 
 
+def check_ending(path: Union[str, Path]) -> str:
+    """Return the format of a file of a figure, from its suffix, or raise a ValueError."""
+    ending = Path(path).suffix[1:].lower()
+    if ending not in FORMATS:
+        raise ValueError(f'path={str(path)!r}: needs one of the endings {", ".join("." + f for f in FORMATS)}')
+    return ending
+
+
 def save_figure(figure: Figure, path: Union[str, Path]) -> None:
     """Save a figure as PNG, SVG or PDF, by suffix. Equal figures give equal bytes.
 
@@ -88,9 +96,7 @@ def save_figure(figure: Figure, path: Union[str, Path]) -> None:
         ValueError: If the suffix is another.
         FileExistsError: If the file exists; it is not changed.
     """
-    ending = Path(path).suffix[1:].lower()
-    if ending not in FORMATS:
-        raise ValueError(f'path={str(path)!r}: needs one of the endings {", ".join("." + f for f in FORMATS)}')
+    ending = check_ending(path)
     content = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(content, format=ending, metadata=FORMATS[ending])
