@@ -36,7 +36,7 @@ def test_torchscript_based_onnx(name, tmp_path):
 def test_torch_export_and_onnx_by_dynamo(name, tmp_path):
     pytest.importorskip('onnxscript')
     if TORCH < '2.14' and name.startswith(('resvit', 'san')):
-        pytest.skip('torch 2.7 adds an upper bound of the batch, which this test does not state')
+        pytest.skip('torch 2.7 requires an upper bound of the batch size')
     model, file, shapes = shallow(name), tmp_path / 'net.onnx', dict(x={0: torch.export.Dim('batch', min=1)})
     program = torch.export.export(model, (images(2),), dynamic_shapes=shapes)
     torch.testing.assert_close(program.module()(images(5)), model(images(5)))

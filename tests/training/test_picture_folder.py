@@ -53,11 +53,11 @@ def test_names_that_differ_only_in_case_or_zeros_have_one_order(tmp_path):
 
 @pytest.mark.parametrize('folders,message', [
     ({'.': dict(cat=3)}, r"needs at least 2 classes, has \['cat'\]"),
-    ({'.': dict(cat=3, dog=0, eel=0)}, r"needs pictures \(.bmp.*but \['dog', 'eel'\] have none"),
+    ({'.': dict(cat=3, dog=0, eel=0)}, r"each class needs a picture \(.bmp.*these have no pictures: \['dog', 'eel'\]"),
     ({'.': dict(cat=0, dog=0)}, r"has no pictures \(.bmp, .jpeg, .jpg, .*\)"),
     ({'.': dict(cat=3, dog=1)}, r"needs 2 pictures of each class or more.*'dog' has 1"),
     ({'train': dict(cat=3, dog=3), 'val': dict(cat=3, cow=1)}, r"val': .*\['cat', 'dog'\], has \['cat', 'cow'"),
-    ({'train': dict(cat=3, dog=3), 'val': dict(cat=3, dog=0)}, r"val': .*but \['dog'\] have none"),
+    ({'train': dict(cat=3, dog=3), 'val': dict(cat=3, dog=0)}, r"val': .*these have no pictures: \['dog'\]"),
     ({'val': dict(cat=3, dog=3)}, r"has a folder val, so it needs a folder train too"),
     ({'cat': dict(young=3), '.': dict(dog=3)}, r"but 3 are elsewhere, e.g. .*young"),
 ], ids=str)

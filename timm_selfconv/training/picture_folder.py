@@ -22,7 +22,8 @@ def read_classes(folder: Path) -> PictureReader:
             f'{where}: needs pictures in {folder / "CLASS"}, but {len(strays)} are elsewhere, e.g. {strays[0]}')
     empty = sorted({p.name for p in folder.iterdir() if p.is_dir() and not is_hidden(p.name)} - {*reader.class_to_idx})
     if empty:
-        raise ValueError(f'{where}: needs pictures ({", ".join(PICTURES)}) of each class, but {empty} have none')
+        raise ValueError(
+            f'{where}: each class needs a picture ({", ".join(PICTURES)}); these have no pictures: {empty}')
     return reader
 
 
