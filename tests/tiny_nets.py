@@ -30,7 +30,7 @@ def random_net(encoding='quadratic', terms=('position',), num_heads=4, seed=0, s
 
 NARROW = dict(embed_dim=8, mlp_dim=8, depth=2)
 SMALL = f'model_kwargs={NARROW}'  # as a key of a recipe
-LIKE_TIMM = ['crop_padding=null', 'img_sizes={}']  # crops and image sizes as train.py has them
+LIKE_TIMM = ['crop_padding=0', 'img_sizes={}']  # whole images of one size
 
 
 def small_sizes(name):

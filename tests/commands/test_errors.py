@@ -70,7 +70,6 @@ HEADS, EVAL, FIGURES, PRUNE = (
     (['classify', NET, 'parquet'], "images=['parquet']: needs at least one picture"),
     ([*PRUNE, '--heads', '0:1;2'], "'0:1;2': needs LAYER:HEAD,HEAD"),
     ([*PRUNE, '--heads', '0:1', '0:2'], 'needs each layer once'),
-    ([*PRUNE, '--keep', '6', '--data', '.', '--count', '0'], "--count: '0': needs a whole number above 0"),
     (['prune', 'sa_learned_tiny_cifar', '--output', 'out'], 'name the heads to prune'),
     *(([*HEADS, '--checkpoint', file], f'checkpoint={file!r}: cannot be loaded') for file in (
         'text.safetensors', 'module.pt')),

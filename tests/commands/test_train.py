@@ -9,10 +9,9 @@ from timm.models import save_for_hf
 
 from pictures import fill
 from timm_selfconv.cli import main
-from timm_selfconv.data import open_images, preprocess
 from timm_selfconv.measure import counting
 from timm_selfconv.models import CIFAR10_CLASSES
-from timm_selfconv.theory import merge_heads, prune_heads
+from timm_selfconv.theory import prune_heads
 
 SMALL = dict(embed_dim=8, mlp_dim=8, patch_size=8)
 
@@ -101,20 +100,3 @@ def test_prune_named_heads(degenerate, little, tmp_path, refused):
     refused('nothing to prune', ['prune', little, *output])
     main(['prune', degenerate, *output, '--heads', '0:1,2', '1:0'])
     assert timm.create_model(f"local-dir:{tmp_path / 'pruned'}", pretrained=True).num_heads == (2, 3)
-
-
-def test_prune_to_a_number_of_heads(degenerate, tmp_path, refused):
-    fill(tmp_path / 'data' / 'train', range(2), count=3)
-    output, data = ['--output', str(tmp_path / 'merged')], ['--data', str(tmp_path / 'data')]
-    for wrong, message in ((['--keep', '4', '2'], 'keep=[4, 2]: needs --data'), (data, 'needs --keep')):
-        refused(message, ['prune', degenerate, *output, *wrong])
-    main(['prune', degenerate, *output, *data, '--keep', '4', '2', '--count', '4'])
-
-    full = timm.create_model(degenerate, pretrained=True).eval()
-    files = [f'{label}/{i}.png' for label in (0, 1) for i in (0, 1)]  # every 1.5th of six
-    pictures = open_images([tmp_path / 'data' / 'train' / file for file in files])
-    merged, _ = merge_heads(full, (4, 2), preprocess(full, pictures))
-    loaded = timm.create_model(f"local-dir:{tmp_path / 'merged'}", pretrained=True).eval()
-    assert loaded.num_heads == (4, 2)
-    x = torch.randn(1, 3, 32, 32)
-    torch.testing.assert_close(loaded(x), merged(x), rtol=1e-3, atol=1e-3)

@@ -1,13 +1,11 @@
 """Killed and damaged runs, and runs with another recipe."""
 import io
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,23 +61,6 @@ def test_other_files_are_not_overwritten(tmp_path, run, refused):
     assert run(tmp_path / 'new', *brief(1))['epoch'] == 0
 
 
-def test_loggers_get_the_numbers_of_each_epoch_once(tmp_path, run, refused, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'wandb', None)
-    refused('log_wandb=True: ', tmp_path / 'none', *brief(1), 'log_wandb=true')
-    told = []
-    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(
-        init=lambda project, name, config: told.append((project, name, config['epochs'])),
-        log=lambda row: told.append((row['epoch'], *sorted(row.keys() - {'epoch'})))))
-    run(tmp_path / 'run', *brief(2), until=0)
-    run(tmp_path / 'run', *brief(2), 'log_wandb=true', 'wandb_project=p')  # the run stays the same
-    assert told == [('p', 'run', 2), (1, 'eval_loss', 'eval_top1', 'eval_top5', 'lr', 'train_loss')]
-    events = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    log = events.EventAccumulator(str(tmp_path / 'run' / 'tensorboard')).Reload()
-    history = json.loads((tmp_path / 'run' / 'history.json').read_text())['rows'][1:]
-    assert [(e.step, e.value) for e in log.Scalars('train_loss')] == [
-        (i, pytest.approx(row['train_loss'])) for i, row in enumerate(history)]
-
-
 def test_another_recipe_or_dataset_does_not_resume_a_run(folder, tmp_path, run, refused):
     run(tmp_path / 'run', *brief(1))
     before = (tmp_path / 'run' / 'last.pth.tar').read_bytes()
@@ -92,10 +73,8 @@ def test_another_recipe_or_dataset_does_not_resume_a_run(folder, tmp_path, run, 
 
 def test_a_run_without_newer_keys_resumes(tmp_path, run):
     checkpoint = run(tmp_path, *brief(3), until=0)
-    for entries, key in (
-            (checkpoint, 'data'), (checkpoint['args'], 'log_wandb'),
-            (checkpoint['args'], 'kd_temperature')):
-        del entries[key]
+    del checkpoint['data'], checkpoint['args']['position_lr_scale']
+    checkpoint['args']['kd_temperature'] = 4.
     torch.save(checkpoint, tmp_path / 'last.pth.tar')
     assert run(tmp_path, *brief(3))['epoch'] == 2
 

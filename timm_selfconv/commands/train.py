@@ -12,7 +12,7 @@ from tabulate import tabulate
 from timm.models._input import get_model_input_config
 
 from timm_selfconv import theory
-from timm_selfconv.data import data_name, open_dataset, preprocess, sample_pictures
+from timm_selfconv.data import data_name, open_dataset
 from timm_selfconv.measure.counting import count
 from timm_selfconv.measure.evaluation import evaluate, find_device
 from timm_selfconv.training import runs
@@ -20,7 +20,7 @@ from timm_selfconv.training.picture_folder import open_picture_folder
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.weights.saving import save_folder
 from ._shared import (
-    COUNT, DEVICE, INPUT_KEY, JSON, MODEL, NET, argument, command, load_model, model_name, natural, output, show, split,
+    DEVICE, INPUT_KEY, JSON, MODEL, NET, argument, command, load_model, model_name, natural, output, show, split,
 )
 
 TRAIN, TRANSFORM = 'train', 'transform weights'
@@ -76,11 +76,8 @@ def train(args: Namespace) -> None:
     datasets = [open_dataset(data, split, recipe.input_key, recipe.target_key)
                 for split in (recipe.train_split, recipe.val_split)]
     training = runs.train(recipe, datasets, device, args.output, args.batches)
-    if runs.has_folder(recipe):
-        facts = runs.run_facts(training, args.recipe, args.overrides, data)
-        print(f'timm.create_model({runs.save_net(training, args.output, facts)!r}, pretrained=True)')
-    else:
-        print(runs.export_command(training, args, data))
+    name = runs.save_net(training, args.output, runs.run_facts(training, args.recipe, args.overrides, data))
+    print(f'timm.create_model({name!r}, pretrained=True)')
 
 
 @command(
@@ -137,12 +134,6 @@ def layer_heads(text: str) -> Tuple[int, List[int]]:
 
 def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
     """The pruned net, and rows about the dropped heads."""
-    if args.keep:
-        pictures = sample_pictures(args.data, args.split, args.input_key, args.count)
-        merged, report = theory.merge_heads(model, args.keep, preprocess(model, pictures))
-        return merged, [
-            {'layer': merge.layer, 'heads dropped': list(merge.dropped), 'error of its sum of heads': merge.error}
-            for merge in report]
     if args.heads:
         return theory.prune_heads(model, dict(args.heads)), [
             {'layer': layer, 'heads dropped': dropped} for layer, dropped in args.heads]
@@ -158,21 +149,14 @@ def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
 
 
 @command(
-    TRANSFORM, *NET, output('DIR', 'new folder for the smaller net'), [
-        argument('--heads', nargs='+', type=layer_heads, metavar='LAYER:HEAD,HEAD', help=(
-            'drop these heads instead; layers and heads count from 0')),
-        argument('--keep', type=int, nargs='+', metavar='HEADS', help=(
-            'number of heads to keep in each layer; they are fitted on images of --data to replace the others'))],
-    argument('--data', help='with --keep: folder or dataset, as for eval'), split('train'), INPUT_KEY, COUNT)
+    TRANSFORM, *NET, output('DIR', 'new folder for the smaller net'),
+    argument('--heads', nargs='+', type=layer_heads, metavar='LAYER:HEAD,HEAD', help=(
+        'drop these heads instead; layers and heads count from 0')))
 def prune(args: Namespace) -> None:
-    """Drop heads: degenerate heads, heads that you name, or heads that others can replace.
+    """Drop degenerate heads, or heads that you name.
 
     Example: timm-selfconv prune sa_quadratic_tiny_cifar --heads 0:1,8 5:0 --output pruned
     """
-    if args.keep and args.data is None:
-        raise ValueError(f'keep={args.keep}: needs --data with images to fit the heads on')
-    if args.data is not None and not args.keep:
-        raise ValueError(f'data={args.data!r}: needs --keep with the numbers of heads')
     if args.heads and len(dict(args.heads)) < len(args.heads):
         raise ValueError(f'heads={args.heads}: needs each layer once')
     model = load_model(args)

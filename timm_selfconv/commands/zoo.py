@@ -22,7 +22,7 @@ from timm_selfconv.measure import tables
 from timm_selfconv.measure.counting import count
 from timm_selfconv.measure.evaluation import evaluate, find_device, is_cifar10_test
 from timm_selfconv.training.recipes import RECIPES, find_recipe
-from timm_selfconv.weights import card_path, checksums, publishing, saving, tagged_name, weights_path
+from timm_selfconv.weights import card_facts, card_path, checksums, publishing, saving, tagged_name, weights_path
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
 from ._shared import (
     DEVICE, JSON, NET, argument, command, create_model, existing_file, load_model, model_name, natural, output, show,
@@ -96,17 +96,20 @@ def fact(text: str) -> Tuple[str, str]:
     argument('--checkpoint', required=True, type=existing_file, metavar='FILE', help='e.g. run/last.pth.tar'),
     argument('--data', required=True, help='CIFAR-10, as for eval'), output('DIR', 'folder for the new files', Path),
     argument('--fact', action='append', type=fact, default=[], metavar='KEY=VALUE', help=(
-        'a row of the card; can be repeated')))
+        'another row of the card; can be repeated')))
 def export(args: Namespace) -> None:
     """Export a checkpoint as a weight file with a model card and its measured accuracy.
 
     Example: timm-selfconv export sa_quadratic_tiny_cifar --checkpoint run/last.pth.tar --data cifar10 --output weights
+
+    The card repeats the facts about the training from README.md in the folder of the checkpoint.
     """
     path = args.output / weights_path(args.model).name
     check_new(path)  # a killed export leaves only a card
     history = find_history(args.checkpoint.parent)  # of the run
     if history is not None:
         read_history(history)
+    trained = card_facts(f'local-dir:{args.checkpoint.parent}')
     name, card = args.model.partition('.')[0], path.with_suffix('.md')  # a new tag is not registered
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
@@ -114,6 +117,7 @@ def export(args: Namespace) -> None:
         model = create_model(name, saved)
         result, counts, published = evaluate(model, args.data), count(model), tables.published_accuracies()
         facts = {
+            **{key: fact for key, fact in trained.items() if key not in saving.NET_ROWS},
             'input': ' x '.join(map(str, model.pretrained_cfg['input_size'])),
             'classes': f"{model.num_classes}: {', '.join(label_names(model))}",
             'parameters': f'{counts.parameters:,}', 'multiply-adds': f'{counts.flops // 2:,}',

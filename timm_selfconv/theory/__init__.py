@@ -20,7 +20,6 @@ from .head_statistics import center_of_mass, entropy, mean_distance, mirror_symm
 from .inclusion import include
 from .learned_kernels import HeadOffset, LearnedKernel, learned_kernel, learned_kernels, untrained_copy
 from .line_encoding import line_maps, offset_numbers
-from .merging import HeadMerge, merge_heads
 from .pruning import condition_numbers, degenerate_heads, precision_eigenvalues, prune_heads, truncate_values
 from .residual import ConvResidual, at_taps, conv_residual, interior, tap_offsets
 from .shifts import ShiftAttention2d, ShiftReport, to_shifts, with_shifts

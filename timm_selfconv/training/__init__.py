@@ -5,5 +5,4 @@
 - augment: crops, flips, erasing and mixing of batches on the device.
 - trainer: ``Training``, the loop over epochs. output: checkpoints, history and logs of a run.
 - runs: runs a recipe and writes the result. picture_folder: opens and checks a folder of pictures.
-- distillation: training with a teacher.
 """

@@ -1,20 +1,17 @@
-"""Checkpoints, history and logs of a run."""
-import argparse
+"""Checkpoints and history of a run."""
 import csv
-import importlib
 import re
 import shutil
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from timm_selfconv.files import as_value_error, check_new, replace_file
+from timm_selfconv.files import check_new, replace_file
 from timm_selfconv.weights.history import HISTORY, write_history
 
-__all__ = ['LAST', 'Log', 'check_output', 'newest_checkpoint', 'save_checkpoint', 'save_history']
+__all__ = ['LAST', 'check_output', 'newest_checkpoint', 'save_checkpoint', 'save_history']
 
 LAST = 'last.pth.tar'
 COLUMNS = ('epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5', 'lr')  # of timm's summary.csv
@@ -72,32 +69,3 @@ def save_history(output: Path, checkpoint: Dict[str, Any], grid: Optional[List[i
             for row in checkpoint['history']]
     replace_file(output / 'summary.csv', lambda path: write_summary(path, checkpoint['history']))
     write_history(output / HISTORY, checkpoint['arch'], grid, [dict(epochs=0, heads=checkpoint.get('start')), *rows])
-
-
-class Log:
-    """Logs to TensorBoard if it is installed, and to wandb if the recipe has ``log_wandb``."""
-
-    def __init__(self, args: argparse.Namespace, output: Path):
-        self.output = output
-        self.tensorboard: Any = None
-        self.wandb: Any = None
-        if args.log_wandb:
-            with as_value_error('log_wandb=True'):
-                self.wandb = importlib.import_module('wandb')
-                self.wandb.init(project=args.wandb_project, name=output.name, config=vars(args))
-
-    def __call__(self, history: List[Dict[str, Any]]) -> None:
-        """Log the last row of a history. The first call gives TensorBoard all rows, because a run may have resumed."""
-        rows = [{key: row[key] for key in COLUMNS if key in row} for row in history]
-        if self.wandb is not None:
-            self.wandb.log(rows[-1])
-        if find_spec('tensorboard') is None:
-            return
-        new = rows[-1:]
-        if self.tensorboard is None:  # after the first checkpoint: see check_output
-            from torch.utils.tensorboard import SummaryWriter
-            self.tensorboard, new = SummaryWriter(str(self.output / 'tensorboard'), purge_step=0), rows
-        for row in new:
-            for key, value in row.items():
-                self.tensorboard.add_scalar(key, value, row['epoch'])
-        self.tensorboard.flush()

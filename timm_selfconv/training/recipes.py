@@ -42,18 +42,10 @@ def whole(default: Optional[int], above: bool = False, high: int = LARGEST) -> K
     return number(default, high=high, above=above, kind=int)
 
 
-def interval(low: float, high: float, largest: float = LARGEST) -> Key:
-    return Key([low, high], list, f'2 rising numbers above 0 and at most {largest}', lambda ends: (
-        len(ends) == 2 and all(type(end) in (int, float) for end in ends) and 0 < ends[0] <= ends[1] <= largest))
-
-
-def integers(low: int, needs: str) -> Key:
-    return Key({}, dict, needs, lambda value: all(
-        type(k) is type(v) is int and 0 <= k <= LARGEST and low <= v <= LARGEST for k, v in value.items()))
-
-
 FLAG = Key(False, bool, 'true or false')
-SIZES = integers(1, 'FIRST_EPOCH: PIXELS')
+UNUSED = Key([], list, 'a list')
+SIZES = Key({}, dict, 'FIRST_EPOCH: PIXELS', lambda sizes: all(
+    type(epoch) is type(size) is int and 0 <= epoch and 0 < size <= LARGEST for epoch, size in sizes.items()))
 KEYS: Dict[str, Key] = dict(
     model=text(), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=FLAG, initial_checkpoint=text(''),
     num_classes=whole(None, above=True), img_size=whole(None, above=True),
@@ -70,17 +62,12 @@ KEYS: Dict[str, Key] = dict(
     amp=FLAG, amp_dtype=text('float16'), torchcompile=text(), grad_checkpointing=FLAG,
     model_ema=FLAG, model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=FLAG,
     val_interval=whole(1, above=True), checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
-    log_wandb=FLAG, wandb_project=text(),
     img_sizes=SIZES, hardest_half=SIZES, crop_padding=whole(None),
-    crop_padding_mode=text('constant', 'constant', 'reflect'),
-    scale=interval(0.08, 1., largest=1), ratio=interval(3 / 4, 4 / 3),
-    train_interpolation=text('bilinear', 'bilinear', 'bicubic'), hflip=number(0.5, 0, 1),
+    crop_padding_mode=text('constant', 'constant', 'reflect'), hflip=number(0.5, 0, 1),
+    scale=UNUSED, ratio=UNUSED, train_interpolation=text(),  # of train.py, which has no crop_padding
     color_jitter=number(0.4), reprob=number(0., 0, 1), mixup=number(0.), cutmix=number(0.),
     mixup_prob=number(1., 0, 1), mixup_off_epoch=whole(0), smoothing=number(0.1, 0, 1), drop=number(0., 0, 1),
     drop_path=number(None, 0, 1),
-    kd_model_name=text(), kd_distill_type=text('logit', 'logit'), kd_temperature=number(4., above=True),
-    kd_maps=integers(0, 'LAYER: STAGE_OF_TEACHER, from 0'),
-    kd_maps_weight=number(10.), distill_loss_weight=number(None), task_loss_weight=number(None),
 )
 DEFAULTS = {name: key.default for name, key in KEYS.items()}
 
@@ -128,7 +115,7 @@ def read_recipe(path: str, overrides: Sequence[str] = ()) -> argparse.Namespace:
         raise ValueError(f"recipe={path!r}: the trainer does not support {unknown}; {''.join(near)}"
                          f'{unknown[0]}=null leaves it out')
     args = argparse.Namespace(**{**DEFAULTS, **{name: checked(name, value) for name, value in recipe.items()}})
-    for name in ('model', 'lr'):
+    for name in ('model', 'lr', 'crop_padding'):
         if getattr(args, name) is None:
             raise ValueError(f'{name}=None: needs a value')
     # train.py's defaults of these keys are not supported

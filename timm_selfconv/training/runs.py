@@ -1,8 +1,7 @@
-"""Runs a training and writes its result: an export command, or a folder that timm loads."""
+"""Runs a training, and writes its net and card into the folder of the run, which timm loads."""
 import argparse
 import copy
 import importlib
-import shlex
 import shutil
 import tempfile
 from functools import partial
@@ -17,18 +16,11 @@ from timm_selfconv.files import as_value_error, replace_file
 from timm_selfconv.weights import card_facts, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
 from timm_selfconv.weights.saving import card_text, write_net
-from .distillation import Distillation
 from .net import create_net
-from .output import LAST, check_output
+from .output import check_output
 from .trainer import Training
 
-__all__ = ['export_command', 'has_folder', 'run_facts', 'save_net', 'train']
-
-
-def has_folder(args: argparse.Namespace) -> bool:
-    """Return True if a recipe changes the architecture, classes or size of a model, so that it is saved as a folder."""
-    own = any(not key.endswith('_rate') for key in args.model_kwargs)
-    return own or args.num_classes is not None or args.img_size is not None
+__all__ = ['run_facts', 'save_net', 'train']
 
 
 def train(
@@ -54,7 +46,7 @@ def train(
     check_output(output)
     net = create_net(args, *datasets)
     images, validation = (load_images(dataset, net, device) for dataset in datasets)
-    training = (Distillation if args.kd_model_name or args.kd_maps else Training)(args, net, images, batches)
+    training = Training(args, net, images, batches)
     output.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(output / '.lock', timeout=0):  # the system releases it if the process is killed
@@ -71,7 +63,6 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
     args, device, batches, epochs = training.args, training.images.device, training.batches, len(training.history)
     whole = training.share == 1
     origin = args.initial_checkpoint or (args.model.removesuffix('.cifar10') if args.pretrained else '')
-    taught = dict.fromkeys([*teachers(origin), *filter(None, [args.kd_model_name])])
     return {
         'recipe': recipe,
         'script': 'timm-selfconv train',
@@ -81,25 +72,15 @@ def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dic
                   f'{epochs * batches * args.batch_size:,}: {epochs} x {batches} batches of {args.batch_size}',
         'image sizes': ', '.join(f'{size} px from epoch {start}' for start, size in sorted(args.img_sizes.items())),
         'initialised from': data_name(origin.removeprefix('local-dir:')) if origin else 'none',
-        'teacher': ', '.join(taught) or ('unknown' if origin and not card_facts(origin) else 'none'),
+        'teacher': ', '.join(teachers(origin)) or ('unknown' if origin and not card_facts(origin) else 'none'),
         'weights': 'after the last epoch' if training.ema is None else f'moving average, decay {args.model_ema_decay}',
         'seed': args.seed,
-        'precision': f"trained {'under bfloat16 autocast' if training.amp else 'in float32'}, "
-                     f"stored as {'float32' if has_folder(args) else 'float16'}",
+        'precision': 'bfloat16 autocast' if training.amp else 'float32',
         'hardware': torch.cuda.get_device_name(device) if device.type == 'cuda'
                     else f'CPU, {torch.get_num_threads()} thread(s)',
         'time': f'{training.seconds / 60:.0f} minutes',
         'data': f'{data_name(data)}, split {args.train_split}',
     }
-
-
-def export_command(training: Training, options: argparse.Namespace, data: str) -> str:
-    """Return the command that exports the weights of a run with a model card."""
-    facts = run_facts(training, options.recipe, options.overrides, data)
-    return shlex.join([
-        'timm-selfconv', 'export', training.args.model, '--checkpoint', str(options.output / LAST), '--data', data,
-        '--output', str(options.output / 'weights'),
-        *(word for key, value in facts.items() if value not in (None, '') for word in ('--fact', f'{key}={value}'))])
 
 
 def save_net(training: Training, folder: Path, facts: Dict[str, Any]) -> str:

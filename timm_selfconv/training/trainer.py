@@ -21,12 +21,11 @@ from timm_selfconv.files import as_value_error
 from timm_selfconv.theory import position_blobs
 from .augment import Augment, at_size, size_of_epoch
 from .net import create_optimizer, muon_in_float32, whiten_stem
-from .output import LAST, Log, newest_checkpoint, save_checkpoint, save_history
+from .output import LAST, newest_checkpoint, save_checkpoint, save_history
 from .recipes import DEFAULTS
 
 __all__ = ['Training', 'compile_backend', 'gains_by_bfloat16']
 
-FREE = ('log_wandb', 'wandb_project')  # keys that may change in a resumed run
 
 
 def gains_by_bfloat16(device: torch.device) -> bool:
@@ -87,7 +86,7 @@ class Training:
         if not self.batches:
             raise ValueError(f'batch_size={args.batch_size}: needs at most the {len(self.images)} training images')
         check_labels(f'model={args.model!r}', self.labels, self.model.num_classes)
-        if args.crop_padding_mode == 'reflect' and (args.crop_padding or 0) >= side:
+        if args.crop_padding_mode == 'reflect' and args.crop_padding >= side:
             raise ValueError(f'crop_padding={args.crop_padding}: needs less than the image size, {side} pixels')
         if args.stem_whitening is not None and (args.initial_checkpoint or args.pretrained):
             raise ValueError(f'stem_whitening={args.stem_whitening}: needs a model from scratch; has '
@@ -122,7 +121,7 @@ class Training:
         ours = {**vars(self.args), 'batches': self.batches, 'training images': self.fingerprint}
         theirs = {**ours, **DEFAULTS, **checkpoint['args'], 'batches': checkpoint['steps']}  # old ones have fewer keys
         theirs['training images'] = checkpoint.get('data', self.fingerprint)
-        differ = sorted(key for key in ours if ours[key] != theirs[key] and key not in FREE)
+        differ = sorted(key for key in ours if ours[key] != theirs[key])
         if differ:
             raise ValueError(f'has a run of another recipe ({differ} differ); choose another folder')
         broken = [name for name, value in checkpoint['state_dict'].items() if not value.isfinite().all()]
@@ -216,7 +215,6 @@ class Training:
             self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.batches)
         scheduler.step_update(len(self.history) * self.batches)
         scheduler.step(len(self.history))
-        log = Log(self.args, output)
         while len(self.history) < epochs:
             start = time.perf_counter()
             row: Dict[str, Any] = dict(epoch=len(self.history), train_loss=self.epoch(scheduler))
@@ -228,7 +226,6 @@ class Training:
             print(' '.join(f'{k} {v:.5g}' for k, v in row.items()), f'{self.seconds:.0f} s', flush=True)
             self.history.append(dict(row, images_per_second=round(speed, 1), heads=self.heads()))
             self.save(output)
-            log(self.history)
 
     def save(self, output: Path) -> None:
         checkpoint = self.checkpoint()

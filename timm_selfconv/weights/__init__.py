@@ -56,7 +56,9 @@ def card_facts(name: str) -> Dict[str, str]:
     """Rows of a model card (recipe, epochs, seed, time, ...); empty without a card."""
     if not card_path(name).is_file():
         return {}
-    return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', card_path(name).read_text(), re.MULTILINE))
+    text = card_path(name).read_text()
+    arguments = [('arguments', words) for words in re.findall('```text\n(.*?)\n```', text, re.DOTALL)]
+    return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', text, re.MULTILINE) + arguments)
 
 
 def named_net(name: str, fact: str) -> Optional[str]:

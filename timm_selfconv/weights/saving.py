@@ -92,10 +92,10 @@ print(model.pretrained_cfg['label_names'][probabilities.argmax()])
 features = model.forward_intermediates(image, intermediates_only=True)  # a feature map per layer or stage
 ```
 """
-EXPLORE = """
+COMMANDS = """
 ```bash
-timm-selfconv explore {name} cat.jpg --output explorer.html
-```
+timm-selfconv eval {name} --data hfds/uoft-cs/cifar10  # the accuracy above
+{explore}```
 """
 
 
@@ -160,6 +160,7 @@ def model_card(
         create = f"'{name.partition('.')[0]}', pretrained=True, pretrained_cfg_overlay=dict(file='{file}')"
     measured = f"({images:,} images of {measured_on or 'the CIFAR-10 test split'}, from this file, in eval mode)"
     facts = {**facts, 'test accuracy': f'{accuracy:.4f} {measured}', 'license': LICENSE}
-    explore = EXPLORE.format(name=tagged_name(name)) if kind == 'self-attention' and file is None else ''
-    more = CLASSIFY + explore + limits(accuracy, images, facts)
+    explore = f'timm-selfconv explore {tagged_name(name)} cat.jpg --output explorer.html\n'
+    commands = COMMANDS.format(name=tagged_name(name), explore=explore if kind == 'self-attention' else '')
+    more = CLASSIFY + (commands if file is None else '') + limits(accuracy, images, facts)
     return card_text(name, summary, facts, create, (kind, 'cifar10'), more, **data)
