@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from timm.layers import set_fused_attn
 
 import timm_selfconv  # noqa: F401  registers the nets
 from timm_selfconv.cli import main
@@ -60,20 +59,6 @@ def images():
 def small_net():
     """Make narrow, shallow nets of the zoo by name."""
     return lambda name, **kwargs: timm.create_model(name, **{**small_sizes(name), **kwargs})
-
-
-@pytest.fixture(scope='session')
-def explicit_maps():
-    """Make nets with explicit attention maps in this context, with timm's own switch."""
-    @contextlib.contextmanager
-    def switched_off():
-        set_fused_attn(False)
-        try:
-            yield
-        finally:
-            set_fused_attn(True)
-
-    return switched_off
 
 
 @pytest.fixture

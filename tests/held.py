@@ -22,52 +22,27 @@ def held_at_once(nbytes):
         yield
 
 
-class PeakBytes(TorchDispatchMode):
-    """Measures the peak number of bytes in outputs of operators."""
+class Memory(TorchDispatchMode):
+    """Measures the outputs of operators: the peak of their bytes, and the elements of the largest one."""
 
     def __init__(self):
         super().__init__()
-        self.held = self.peak = 0
+        self.held = self.peak = self.largest = 0
         self.seen = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
-        for storage in [t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)]:
-            key, nbytes = storage._cdata, storage.nbytes()
+        for t in (t for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
+            key, nbytes = t.untyped_storage()._cdata, t.untyped_storage().nbytes()
             if key not in self.seen | given:
                 self.seen.add(key)
                 self.held += nbytes
                 self.peak = max(self.peak, self.held)
-                weakref.finalize(storage, self.free, key, nbytes)
+                self.largest = max(self.largest, nbytes // t.element_size())
+                weakref.finalize(t.untyped_storage(), self.free, key, nbytes)
         return out
 
     def free(self, key, nbytes):
         self.seen.discard(key)
         self.held -= nbytes
-
-
-class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that an operator makes, as they lie in memory."""
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        self.numel = max([self.numel, *(t.untyped_storage().nbytes() // t.element_size() for t in tensors)])
-        return out
-
-
-def saved_bytes(module, x):
-    """Return the bytes that autograd saves for a call with x, without parameters, and the output."""
-    kept = {}
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
-
-    def pack(t):
-        if t.untyped_storage().data_ptr() not in own:
-            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        out = module(x)
-    return sum(kept.values()), out

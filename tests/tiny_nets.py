@@ -1,7 +1,9 @@
 """Small nets of every family, and layers with every kind of attention."""
+import contextlib
 import itertools
 
 import torch
+from timm.layers import set_fused_attn
 
 from timm_selfconv.layers import ABSOLUTE, RELATIVE, TERMS
 from timm_selfconv.models import SelfAttentionNet
@@ -26,6 +28,16 @@ def random_net(encoding='quadratic', terms=('position',), num_heads=4, seed=0, s
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=std)
     return net.eval()
+
+
+@contextlib.contextmanager
+def explicit_maps():
+    """Make nets with explicit attention maps, by timm's own switch."""
+    set_fused_attn(False)
+    try:
+        yield
+    finally:
+        set_fused_attn(True)
 
 
 NARROW = dict(embed_dim=8, mlp_dim=8, depth=2)

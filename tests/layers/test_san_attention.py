@@ -13,9 +13,9 @@ def attention(kind='pairwise', **kwargs):
     generator = torch.Generator().manual_seed(0)
     for p in attn.parameters():
         p.data.normal_(std=0.7, generator=generator)
-    for name in ('running_mean', 'running_var'):
-        for norm in [m for m in attn.modules() if isinstance(m, torch.nn.BatchNorm2d)]:
-            getattr(norm, name).copy_(torch.rand(norm.num_features, generator=generator, dtype=torch.float64) + 0.5)
+    for name, statistics in attn.named_buffers():
+        if not name.endswith('num_batches_tracked'):
+            statistics.uniform_(0.5, 1.5, generator=generator)
     return attn
 
 
@@ -116,3 +116,5 @@ def test_bad_arguments_are_named():
             (dict(kernel_size=4), 'kernel_size=4: needs an odd number')):
         with pytest.raises(ValueError, match=match):
             SanAttention2d(**dict(dict(dim=32), **kwargs))
+    with pytest.raises(ValueError, match=r'\[1, 2, 2, 3\]: needs a height and width of at least 3'):
+        attention(kernel_size=5).weights(*2 * [noise(1, 2, 2, 3)])

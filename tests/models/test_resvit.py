@@ -1,6 +1,7 @@
 import pytest
 import timm
 import torch
+from timm.layers import to_2tuple
 from timm.models import save_for_hf
 
 NAMES = ['resvit_cifar', 'resvit_hier_cifar']
@@ -39,9 +40,12 @@ def test_the_net_by_hand(name, small_net, images):
 
 @pytest.mark.parametrize('saved,loaded', [(64, (32, 128)), ((32, 64), 64), ((16, 64), (32, 64)), ((32, 64),) * 2])
 def test_positions_load_into_another_size_as_they_are_resampled(saved, loaded, small_net, tmp_path):
-    """Also into grids with as many patches but another shape."""
+    """Also into grids with as many patches but another shape. timm saves the image size."""
     net = small_net('resvit_cifar', img_size=saved)
     save_for_hf(net, tmp_path / 'net', safe_serialization=True)
-    found = timm.create_model(f"local-dir:{tmp_path / 'net'}", pretrained=True, img_size=loaded)
+    folder = f"local-dir:{tmp_path / 'net'}"
+    same = timm.create_model(folder, pretrained=True)
+    assert timm.data.resolve_model_data_config(same)['input_size'][1:] == to_2tuple(saved)
+    found = timm.create_model(folder, pretrained=True, img_size=loaded)
     net.set_input_size(loaded)
     torch.testing.assert_close(found.state_dict(), net.state_dict())

@@ -6,7 +6,7 @@ from timm.utils import freeze
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.swa_utils import update_bn
 
-from held import PeakBytes, held_at_once
+from held import Memory, held_at_once
 from timm_selfconv.layers.san_attention import PassBatchNorm2d
 
 HIERARCHICAL = ['san_pairwise_hier_cifar', 'san_patchwise_hier_cifar']
@@ -39,10 +39,9 @@ def test_training_statistics_in_a_net_in_eval_mode_see_the_whole_batch(images):
 def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     """The definition, with torch's own functions and the keys of the first attention handed on by hand."""
     model = small(name).double().eval()
-    for norm in model.modules():
-        if isinstance(norm, torch.nn.BatchNorm2d):
-            torch.nn.init.uniform_(norm.running_mean, -0.5, 0.5)
-            torch.nn.init.uniform_(norm.running_var, 0.5, 1.5)
+    for name, statistics in model.named_buffers():
+        if not name.endswith('batches_tracked'):
+            torch.nn.init.uniform_(statistics, 0.5, 1.5)
 
     def normed(norm, x, i):
         statistics = norm.passes[i]
@@ -63,16 +62,6 @@ def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
 
 
 @pytest.mark.parametrize('name', HIERARCHICAL)
-def test_unused_keys_have_gradients_of_zero(name, images):
-    """DistributedDataParallel asks for gradients of all parameters."""
-    model = small(name)
-    model(images(2, 3, 8, 8)).square().sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    used, unused = (block.attn.qvk.weight.grad[-block.attn.query_dim:] for block in model.shared_blocks)
-    assert used.abs().max() > 0 and unused.abs().max() == 0
-
-
-@pytest.mark.parametrize('name', HIERARCHICAL)
 def test_statistics_fit_the_passes_they_were_taken_in(name, images):
     """Once statistics have settled, eval equals training up to the bias of the variance."""
     model = small(name).train()
@@ -85,25 +74,11 @@ def test_statistics_fit_the_passes_they_were_taken_in(name, images):
     assert (evaluated - trained).norm() < 0.02 * trained.norm()
 
 
-@pytest.mark.parametrize('name,momentum', list(zip(HIERARCHICAL, (0.1, None))))
-def test_recomputing_changes_neither_gradients_nor_statistics(name, momentum, images):
-    results = []
-    for checkpointing in (False, True):
-        model = small(name).train()
-        for norm in model.modules():
-            if isinstance(norm, torch.nn.BatchNorm2d):
-                norm.momentum = momentum
-        model.set_grad_checkpointing(checkpointing)
-        model(images(4, 3, 8, 8)).square().sum().backward()
-        results.append(([p.grad for p in model.parameters()], dict(model.named_buffers())))
-    torch.testing.assert_close(*results)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
 def test_training_on_128_images_stays_under_2_gib(name):
     """As the recipes train, in bfloat16, hierarchical stages recomputed. Fake tensors hold nothing."""
-    with FakeTensorMode(), PeakBytes() as memory:
+    with FakeTensorMode(), Memory() as memory:
         model = timm.create_model(name)
         model.set_grad_checkpointing('hier' in name)
         with torch.autocast('cpu', torch.bfloat16):

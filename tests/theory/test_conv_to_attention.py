@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings, strategies as st
 from torch.nn.utils import prune
 
-from held import LargestTensor
+from held import Memory
 from timm_selfconv.layers import SelfAttention2d, conv_attention
 from timm_selfconv.theory import attention_to_conv, conv_to_attention
 from tiny_nets import noise
@@ -165,9 +165,9 @@ def test_the_layer_of_the_zoo_is_a_convolution_too():
 
 def test_no_more_than_a_few_outputs_are_held_at_a_time():
     conv, side = make_conv(2, 2, 16, 7, torch.float32, padding=3), 96
-    with LargestTensor() as largest, torch.no_grad():
+    with Memory() as memory, torch.no_grad():
         conv_to_attention(conv)(noise(1, 2, side, side, dtype=torch.float32))
-    assert largest.numel <= 2 ** 21 < side ** 4 / 10
+    assert memory.largest <= 2 ** 21 < side ** 4 / 10
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
