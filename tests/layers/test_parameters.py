@@ -6,7 +6,8 @@ from timm.optim import create_optimizer_v2
 
 from lora import Lora
 from timm_selfconv.layers import SelfAttention2d, no_weight_decay
-from timm_selfconv.theory import convs_to_attention, fuse, include, prune_heads
+from timm_selfconv.theory import attention_to_convs, convs_to_attention, fuse, include, prune_heads, truncate_values, \
+    with_shifts
 from tiny_nets import random_net
 
 
@@ -26,9 +27,10 @@ def test_layers_that_compute_more_than_their_weights_are_named():
         net = random_net()
         attn = net.blocks[1].attn
         setattr(attn, part, change(getattr(attn, part)))
-        for use in (lambda net: include(net, random_net()), lambda net: prune_heads(net, {0: [1]}), fuse):
+        uses = [(include, random_net()), (prune_heads, {0: [1]}), (with_shifts, [[(0, (0, 0))], []]), (fuse,)]
+        for use, *args in [*uses, (attention_to_convs,), *[(truncate_values, 2)] * (part == 'value')]:
             with pytest.raises(ValueError, match=rf'^blocks\.1\.attn\.{part}=\w+: needs.*merge_and_unload'):
-                use(net)
+                use(net, *args)
 
 
 def test_hooks_that_a_richer_net_would_lose_are_named():

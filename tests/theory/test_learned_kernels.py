@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from head_maps import random_maps, shift_maps
-from timm_selfconv.theory import conv_residual, learned_kernel, learned_kernels, untrained_copy
+from timm_selfconv.theory import learned_kernel, learned_kernels, untrained_copy
 
 OFFSETS = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=4)
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
@@ -66,32 +66,6 @@ def test_content_has_an_offset_if_every_image_does():
     assert one.in_every_image and one.least == 1.
     assert not other.in_every_image and other.least == pytest.approx(0.6 / 42)
     assert learned_kernel(maps).fixed == [0] and learned_kernel(maps[:1]).fixed == [0, 1]
-
-
-def test_residual_to_offsets_equals_least_squares():
-    """At each tap over the queries from which it is on the grid, with one set of coefficients for all of them."""
-    maps, offsets = random_maps(3, 4, 5), [(0, 0), (3, -2), (-1, 4)]
-    shared, layer = [], []
-    for a, b in offsets:
-        inside = [(i, j) for i in range(4) for j in range(5) if 0 <= i + a < 4 and 0 <= j + b < 5]
-        columns, targets = [], []
-        for i, j in inside:
-            unit = torch.zeros(4, 5).double()
-            unit[i + a, j + b] = 1.
-            columns.append(maps[:, i, j].flatten(1).T)
-            targets.append(unit.flatten())
-            solved = torch.linalg.lstsq(columns[-1], targets[-1][:, None]).solution
-            layer.append(float((columns[-1] @ solved - targets[-1][:, None]).square().sum()))
-        columns, targets = torch.cat(columns), torch.cat(targets)[:, None]
-        solved = torch.linalg.lstsq(columns, targets).solution
-        shared.append(float((columns @ solved - targets).square().sum()) / len(inside))
-    result = conv_residual(maps, torch.tensor(offsets))
-    assert result.layer == pytest.approx(sum(layer) / len(layer), abs=1e-12)
-    assert result.shared == pytest.approx(sum(shared) / 3, abs=1e-12)
-    with pytest.raises(ValueError, match='needs offsets that fall on a grid of 4 x 5'):
-        conv_residual(maps, torch.tensor([(0, 0), (4, 0)]))
-    with pytest.raises(ValueError, match=r'kernel of shape \[3\]: needs whole offsets'):
-        conv_residual(maps, torch.tensor([1, 2, 3]))
 
 
 @pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'sa_learned_content_cifar'])

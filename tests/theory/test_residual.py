@@ -15,36 +15,28 @@ def taps(kernel_size):
     return [tuple(offset) for offset in tap_offsets(kernel_size).tolist()]
 
 
-def unit(shape, index):
-    vector = np.zeros(shape)
-    vector[index] = 1.
-    return vector.ravel()
-
-
 def squared_distance(target, columns):
     """Return the squared distance from the span of the columns, by least squares."""
-    solution = np.linalg.lstsq(columns, target, rcond=None)[0]
-    return float(((columns @ solution - target) ** 2).sum())
+    return float((columns @ torch.linalg.lstsq(columns, target[:, None]).solution - target[:, None]).square().sum())
 
 
-def loop_residuals(maps, kernel_size):
+def loop_residuals(maps, offsets, interior_only):
     """Return per-query, layer and shared residuals of maps (heads, H, W, H, W), with loops over queries and taps."""
-    maps = maps.numpy()
-    _, height, width = maps.shape[:3]
-    offsets = taps(kernel_size)
-    per_query, inside = np.zeros((height, width)), []
-    for i in range(height):
-        for j in range(width):
-            keys = [(i + a, j + b) for a, b in offsets if 0 <= i + a < height and 0 <= j + b < width]
-            columns = maps[:, i, j].reshape(len(maps), -1).T
-            per_query[i, j] = np.mean([squared_distance(unit((height, width), key), columns) for key in keys])
-            if len(keys) == len(offsets):
-                inside.append((i, j))
-    stacked = np.concatenate([maps[:, i, j].reshape(len(maps), -1).T for i, j in inside])
-    shared = np.mean([
-        squared_distance(np.concatenate([unit((height, width), (i + a, j + b)) for i, j in inside]), stacked)
-        for a, b in offsets]) / len(inside)
-    return per_query, np.mean([per_query[index] for index in inside]), shared
+    height, width = maps.shape[1:3]
+    columns = {(i, j): maps[:, i, j].flatten(1).T for i in range(height) for j in range(width)}
+    units = torch.eye(height * width).double().unflatten(0, (height, width))
+    targets = {
+        ((i, j), (a, b)): units[i + a, j + b] for i, j in columns for a, b in offsets
+        if 0 <= i + a < height and 0 <= j + b < width}
+    distances = {(query, tap): squared_distance(target, columns[query]) for (query, tap), target in targets.items()}
+    per_query = [np.mean([distances[query, tap] for tap in offsets if (query, tap) in targets]) for query in columns]
+    layer, shared = [], []
+    for tap in offsets:
+        inside = [q for q in columns if all((q, other) in targets for other in (offsets if interior_only else [tap]))]
+        layer += [distances[query, tap] for query in inside]
+        together = torch.cat([targets[query, tap] for query in inside]), torch.cat([columns[query] for query in inside])
+        shared.append(squared_distance(*together) / len(inside))
+    return np.reshape(per_query, (height, width)), np.mean(layer), np.mean(shared)
 
 
 @pytest.mark.parametrize('kernel_size', KERNELS)
@@ -59,10 +51,12 @@ def test_taps_lie_where_torch_s_same_padding_puts_them(kernel_size):
     torch.testing.assert_close(valid, F.conv2d(x[None, None], weight[None, None])[0, 0])
 
 
-@pytest.mark.parametrize('kernel_size,heads', list(zip(KERNELS, [4, 9, 3])))
-def test_residuals_equal_least_squares(heads, kernel_size):
-    maps = random_maps(heads, 5, 6)
-    result, (per_query, layer, shared) = conv_residual(maps, kernel_size), loop_residuals(maps, kernel_size)
+@pytest.mark.parametrize('kernel,heads', [(2, 4), (3, 9), ((3, 2), 3), ([(0, 0), (3, -2), (-1, 4)], 3)])
+def test_residuals_equal_least_squares(kernel, heads):
+    """By size at the interior queries, by offsets at the queries from which each tap is on the grid."""
+    maps, by_size = random_maps(heads, 5, 6), not isinstance(kernel, list)
+    result = conv_residual(maps, kernel if by_size else torch.tensor(kernel))
+    per_query, layer, shared = loop_residuals(maps, taps(kernel) if by_size else kernel, by_size)
     np.testing.assert_allclose(result.per_query.numpy(), per_query, rtol=0, atol=1e-12)
     assert result.layer == pytest.approx(layer, abs=1e-12)
     assert result.shared == pytest.approx(shared, abs=1e-12)
@@ -123,6 +117,8 @@ def test_theorem_1_a_converted_convolution_expresses_every_other(kernel_size):
     ((4, 5, 4, 5), 3, 'needs an axis of heads'),
     ((9, 4, 5, 4, 5), 5, 'kernel_size=5: needs a kernel that fits in a grid of 4 x 5'),
     ((9, 4, 5, 4, 5), 0, 'kernel_size=0: needs a positive integer'),
+    ((9, 4, 5, 4, 5), torch.tensor([(0, 0), (4, 0)]), 'needs offsets that fall on a grid of 4 x 5'),
+    ((9, 4, 5, 4, 5), torch.tensor([1, 2, 3]), r'kernel of shape \[3\]: needs whole offsets'),
 ])
 def test_bad_input_is_named(shape, kernel_size, match):
     with pytest.raises(ValueError, match=match):

@@ -13,6 +13,7 @@ from torchvision.transforms.functional import center_crop
 
 from timm_selfconv.layers import ConvAttention, LearnedEncoding, SelfAttention2d
 from timm_selfconv.layers.conv_attention import CONVS, Conv, tap_centers
+from timm_selfconv.layers.parameters import check_dense
 from timm_selfconv.models import SelfAttentionNet
 from .pruning import block_attentions
 
@@ -171,6 +172,7 @@ def attention_to_convs(
         ValueError: If it is another kind of net, or has no layer that attends by position only.
     """
     block_attentions(model)  # refuses other nets
+    check_dense(model, ('value', 'proj'))
     convnet: Any = copy.deepcopy(model)
     grid_size: Optional[Tuple[int, int]] = None
     if hasattr(convnet, 'pretrained_cfg'):  # made by timm, which keeps the image size there
