@@ -14,27 +14,16 @@ from timm_selfconv.training.picture_folder import open_picture_folder
 GREY = np.linspace(0, 1, 256).reshape(16, 16)
 
 
-@pytest.mark.parametrize('ending,pixels', [
-    ('tif', GREY.astype(np.float32)), ('png', (GREY * 65535).round().astype(np.uint16)),
-    ('pgm', (GREY * 65535).round().astype(np.int32)),
-], ids=['float', '16 bits PNG', '16 bits PGM'])
-def test_shades_of_grey_of_any_depth_are_those_of_eight_bits(tmp_path, ending, pixels):
-    file = tmp_path / f'grey.{ending}'
-    Image.fromarray(pixels).save(file)
-    image, = open_images([file])
-    assert image.mode == 'RGB' and abs(np.asarray(image)[..., 1] - 255 * GREY).max() <= 0.51
-
-
-def float_picture(*values):
-    return np.array([values] * 2, np.float32)
-
-
-@pytest.mark.parametrize('pixels,mode', [
-    (float_picture(0, .5, float('nan')), 'F'), (float_picture(0, 99, 255), 'F'), ((GREY * 255).astype(np.int32), 'I')])
-def test_pictures_with_an_unknown_range_of_values_are_refused(tmp_path, pixels, mode):
-    Image.fromarray(pixels).save(tmp_path / 'grey.tif')
-    with pytest.raises(ValueError, match=rf"image '.*grey.tif': mode {mode!r} .*needs 8 or 16 bits"):
-        open_images([tmp_path / 'grey.tif'])
+def test_shades_of_grey_of_any_depth_are_those_of_eight_bits(tmp_path):
+    for name, pixels in {'float.tif': GREY, '16.png': GREY * 65535, '16.pgm': GREY * 65535}.items():
+        kind = {'.tif': np.float32, '.png': np.uint16, '.pgm': np.int32}[name[-4:]]
+        Image.fromarray((pixels if '.tif' in name else pixels.round()).astype(kind)).save(tmp_path / name)
+        image, = open_images([tmp_path / name])
+        assert image.mode == 'RGB' and abs(np.asarray(image)[..., 1] - 255 * GREY).max() <= 0.51
+    for mode, pixels in ('F', GREY * float('nan')), ('F', GREY * 255), ('I', GREY * 255):  # of an unknown range
+        Image.fromarray(pixels.astype(dict(F=np.float32, I=np.int32)[mode])).save(tmp_path / 'grey.tif')
+        with pytest.raises(ValueError, match=rf"image '.*grey.tif': mode {mode!r} .*needs 8 or 16 bits"):
+            open_images([tmp_path / 'grey.tif'])
 
 
 def test_labels_that_are_no_class_numbers_are_refused(tmp_path):
@@ -85,30 +74,22 @@ def classes(names, *folders):
 
 
 def test_names_are_matched_loosely_only_if_they_stay_distinct():
+    """Folders of numbers are names of the net, or the numbers of its classes."""
     assert classes(['a_b', 'a-b'], 'a-b', 'a_b') == {0: 1, 1: 0}
     assert classes(['Cat', 'fire truck'], 'cat', 'fire_truck') == {0: 0, 1: 1}
-    with pytest.raises(ValueError, match="classes: the dataset has"):
-        classes(['A', 'a', 'b'], 'B', 'a')  # loosely, A and a are one name
+    assert classes(list('123456789'), '1', '2', '9') == {0: 0, 1: 1, 2: 8}
+    assert classes(None, '3', '7') == {0: 3, 1: 7} and classes(None, 'cat', '7') is None
+    for names, folders in ('Aab', 'Ba'), ('123456789', '012'), (['cat', 'dog', 'eel'], '012'):  # loosely, A is a
+        with pytest.raises(ValueError, match=rf'the dataset has \[{folders[0]!r}, '):
+            classes(list(names), *folders)
 
 
-def test_folders_of_numbers_are_the_net_s_names_or_the_numbers_of_its_classes():
-    one_to_nine = list('123456789')
-    assert classes(one_to_nine, '1', '2', '9') == {0: 0, 1: 1, 2: 8} and classes(None, '3', '7') == {0: 3, 1: 7}
-    assert classes(None, 'cat', '7') is None
-    for names in (one_to_nine, ['cat', 'dog', 'eel']):
-        with pytest.raises(ValueError, match=r"the dataset has \['0', '1', '2'\]"):
-            classes(names, '0', '1', '2')
-
-
-def test_pictures_stand_upright(tmp_path):
+def test_files_that_are_no_picture_are_named(tmp_path, monkeypatch):
+    """PIL raises errors of many types. Other pictures stand upright."""
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter, clockwise
     Image.new('RGB', (9, 5)).save(tmp_path / 'turned.jpg', exif=exif)
     assert open_images([tmp_path / 'turned.jpg'])[0].size == (5, 9)
-
-
-def test_files_that_are_no_picture_are_named(tmp_path, monkeypatch):
-    """PIL raises errors of many types."""
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 64 * 64)  # twice as many are a decompression bomb
     Image.new('L', (128, 128)).save(tmp_path / 'bomb.png')
     Image.new('L', (7, 9)).save(tmp_path / 'tag.tif')
