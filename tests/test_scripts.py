@@ -1,6 +1,6 @@
-"""timm's own scripts through `timm-selfconv run`, as recipes/README.md lists them, in this process.
+"""timm's own scripts through `timm-selfconv run`, in this process.
 
-train.py and bulk_runner.py are in tests/test_readme.py.
+train.py, validate.py and bulk_runner.py are in tests/test_readme.py.
 """
 import csv
 import json
@@ -17,7 +17,6 @@ from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
 
 pytestmark = pytest.mark.slow
 NET = 'sa_quadratic_tiny_cifar'
-ON_CPU = ['--device', 'cpu']
 
 
 @pytest.fixture
@@ -30,55 +29,36 @@ def run(timm_scripts, as_a_script, capfd):
     return run
 
 
-@pytest.fixture(scope='module')
-def pictures(tmp_path_factory):
-    """One picture of noise per class, by class."""
-    folder = fill(tmp_path_factory.mktemp('pictures') / 'test', CIFAR10_CLASSES)
-    return {name: (folder / name / '0.png').rename(folder / name / f'{name}.png') for name in CIFAR10_CLASSES}
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder with one picture of noise per class, and our predicted classes by file."""
+    folder = fill(tmp_path / 'test', CIFAR10_CLASSES)
+    files = [(folder / name / '0.png').rename(folder / name / f'{name}.png') for name in CIFAR10_CLASSES]
+    results = top_classes(timm.create_model(NET, pretrained=True), open_images(files), 1)
+    return folder, {file.stem: name for file, ((name, _),) in zip(files, results)}
 
 
-@pytest.fixture(scope='module')
-def folder(pictures):
-    return pictures['cat'].parents[2]
-
-
-def seen(name, pictures):
-    """Return the predicted class of each picture, and the accuracy in per cent."""
-    net = timm.create_model(name, pretrained=True)
-    results = [best for best, in top_classes(net, open_images(list(pictures.values())), 1)]
-    answers = {true: answer for true, (answer, _) in zip(pictures, results)}
-    return answers, 10. * sum(true == answer for true, answer in answers.items())
-
-
-def test_validate_with_a_wildcard(run, pictures, folder, tmp_path):
-    run('validate.py', '--model', 'sa_learned_content*tiny*', '--pretrained', '--data-dir', folder, '--split', 'test',
-        '--workers', 0, '--no-prefetcher', '--results-file', tmp_path / 'results.csv', *ON_CPU)
+def test_inference(run, pictures, tmp_path):
+    folder, answers = pictures
+    run('inference.py', '--model', NET, '--pretrained', '--data-dir', folder, '--workers', 0,
+        '--results-file', tmp_path / 'results.csv', '--include-index', '--device', 'cpu')
     rows = list(csv.DictReader((tmp_path / 'results.csv').open()))
-    nets = ('sa_learned_content_hier_tiny_cifar', 'sa_learned_content_tiny_cifar')
-    assert {row['model'].removesuffix('.cifar10'): float(row['top1']) for row in rows} == {
-        net: seen(net, pictures)[1] for net in nets}
-
-
-def test_inference(run, pictures, folder, tmp_path):
-    run('inference.py', '--model', NET, '--pretrained', '--data-dir', folder / 'test', '--workers', 0,
-        '--results-file', tmp_path / 'results.csv', '--include-index', *ON_CPU)
-    rows = list(csv.DictReader((tmp_path / 'results.csv').open()))
-    told = {row['filename'].removesuffix('.png'): CIFAR10_CLASSES[int(row['index'])] for row in rows}
-    assert told == seen(NET, pictures)[0]
+    assert {row['filename'].removesuffix('.png'): CIFAR10_CLASSES[int(row['index'])] for row in rows} == answers
 
 
 def test_benchmark(run):
     out = run('benchmark.py', '--model', NET, '--bench', 'infer', '--batch-size', 2, '--num-warm-iter', 1,
-              '--num-bench-iter', 5, *ON_CPU)
+              '--num-bench-iter', 5, '--device', 'cpu')
     result = json.loads(out.split('--result')[-1])
     assert result['model'] == NET and result['infer_samples_per_sec'] > 0 and result['infer_img_size'] == 32
 
 
-def test_exported_to_onnx_and_validated(run, pictures, folder, tmp_path):
+def test_exported_to_onnx_and_validated(run, pictures, tmp_path):
     """By TorchScript. tests/test_exports.py uses dynamo too."""
     pytest.importorskip('onnxruntime')
-    file = tmp_path / 'net.onnx'
+    (folder, answers), file = pictures, tmp_path / 'net.onnx'
     run('onnx_export.py', file, '--model', NET, '--dynamic-size')
-    out = run('onnx_validate.py', folder / 'test', '--onnx-input', file, '--workers', 0, '--img-size', 32,
+    out = run('onnx_validate.py', folder, '--onnx-input', file, '--workers', 0, '--img-size', 32,
               '--crop-pct', 1, '--interpolation', 'bicubic', '--mean', *CIFAR10_MEAN, '--std', *CIFAR10_STD)
-    assert float(re.findall(r'\* Prec@1 ([\d.]+)', out)[0]) == seen(NET, pictures)[1]
+    right = sum(true == answer for true, answer in answers.items())
+    assert float(re.findall(r'\* Prec@1 ([\d.]+)', out)[0]) == 10. * right

@@ -31,26 +31,18 @@ def dense(layer, x):
     return layer.proj(torch.cat(out, -1))
 
 
-@settings(deadline=None, max_examples=25)
-@given(sides, sides, st.lists(st.tuples(*[st.floats(-20, 20)] * 3), min_size=1, max_size=3))
-def test_the_positional_softmax_is_a_product_of_two(height, width, weight):
-    """For near and far centres, sharp and flat heads, and c > 0, which moves attention to the corners."""
-    layer, weight = random_layer(height, width, len(weight)), torch.tensor(weight, dtype=torch.float64)
-    layer.pos_proj.weight.data = weight
-    maps = maps_of_factors(*layer.factors())[0]
-    torch.testing.assert_close(maps, convit_position_maps(weight, height, width), rtol=1e-9, atol=1e-12)
-
-
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=40)
 @given(
     sides, sides, st.lists(st.sampled_from([0., 1., -1e4, 1e4, -math.inf, math.inf]), min_size=1, max_size=3),
-    st.booleans(), st.integers(0, 99))
-def test_the_layer_is_its_formula(height, width, gates, bias, seed):
-    """And its gradients, with gates that are open, shut or half open."""
+    st.booleans(), st.integers(0, 99), st.sampled_from([1., 20.]))
+def test_the_layer_is_its_formula(height, width, gates, bias, seed, sharpness):
+    """And its gradients, with gates that are open, shut or half open, near and far centres, sharp and flat heads."""
     layer = random_layer(height, width, len(gates), bias, seed)
     layer.gating_param.data.copy_(torch.tensor(gates))
+    layer.pos_proj.weight.data *= sharpness
     x = torch.randn(2, height * width, 3 * len(gates), dtype=torch.float64)
-    expected = dense(layer, x)
+    expected, maps = dense(layer, x), convit_position_maps(layer.pos_proj.weight, height, width)
+    torch.testing.assert_close(maps_of_factors(*layer.factors())[0], maps, rtol=1e-9, atol=1e-12)
     # the bias of positions has no effect
     parameters = [p for name, p in layer.named_parameters() if name != 'pos_proj.bias']
     for fused in (True, False):

@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from timm_selfconv.layers.san_attention import PassBatchNorm2d, SanAttention2d
 from tiny_nets import noise
@@ -9,7 +10,7 @@ from tiny_nets import noise
 
 def attention(kind='pairwise', **kwargs):
     """Make a layer in eval mode with parameters and statistics that are neither near zero nor symmetric."""
-    attn = SanAttention2d(32, kind, dtype=torch.float64, **kwargs).eval()
+    attn = SanAttention2d(64, kind, dtype=torch.float64, **kwargs).eval()
     generator = torch.Generator().manual_seed(0)
     for p in attn.parameters():
         p.data.normal_(std=0.7, generator=generator)
@@ -19,59 +20,42 @@ def attention(kind='pairwise', **kwargs):
     return attn
 
 
-def reflected(i, size):
-    """Return the index of pixel i after reflection at the first and last pixel of an axis."""
-    i = abs(i)
-    return i if i < size else 2 * (size - 1) - i
-
-
-def linear(conv, v):
-    out = conv.weight[:, :, 0, 0] @ v
-    return out if conv.bias is None else out + conv.bias
-
-
-def normed(norm, v, i=0):
-    """Apply BatchNorm with the statistics of pass i, then ReLU, to one vector."""
-    v = (v - norm.passes[i].running_mean) / (norm.passes[i].running_var + 1e-5).sqrt() * norm.weight + norm.bias
-    return v.clamp(min=0)
+def unfolded(x, k):
+    """Return the footprint of each pixel with reflection at the border, shape (B, C, k^2, H, W)."""
+    padded = F.pad(x, [k // 2] * 4, mode='reflect')
+    return F.unfold(padded, k).view(*x.shape[:2], k * k, *x.shape[2:])
 
 
 def reference(attn, x, i=0, other=None):
-    """The definition, one image, query, offset and channel at a time; keys may be those of other images."""
-    k, r, m = attn.kernel_size, 2, 8
-    height, width = x.shape[2:]
-    out = torch.zeros(len(x), m, height, width, dtype=x.dtype)
+    """The definition, with the statistics of pass i; keys may be those of other images."""
+    k, r, m, (height, width) = attn.kernel_size, 4, 16, x.shape[2:]
 
-    def place(row, col):
-        return linear(attn.position, torch.tensor(
-            [-1 + 2 * row / (height - 1), -1 + 2 * col / (width - 1)], dtype=x.dtype))
+    def gamma(pairs):  # BN, ReLU, linear, BN, ReLU, linear, shape (B, C, ...)
+        for norm, conv in (attn.norm1, attn.weight1), (attn.norm2, attn.weight2):
+            statistics = norm.passes[i]
+            pairs = F.batch_norm(pairs, statistics.running_mean, statistics.running_var, norm.weight, norm.bias).relu()
+            pairs = F.conv2d(pairs.flatten(2, -2), conv.weight, conv.bias).unflatten(2, pairs.shape[2:-1])
+        return pairs
 
-    for b, row, col in itertools.product(range(len(x)), range(height), range(width)):
-        query = linear(attn.qvk, x[b, :, row, col])[:r]
-        pixels = [
-            (reflected(row + s - k // 2, height), reflected(col + t - k // 2, width))
-            for s in range(k) for t in range(k)]
-        values = [linear(attn.qvk, x[b, :, p, q])[r:r + m] for p, q in pixels]
-        keys = [linear(attn.qvk, (x if other is None else other)[b, :, p, q])[r + m:] for p, q in pixels]
-        if attn.patchwise:
-            hidden = linear(attn.weight1, normed(attn.norm1, torch.cat([query, *keys]), i))
-            weights = linear(attn.weight2, normed(attn.norm2, hidden, i))
-        else:
-            scores = []
-            for key, pixel in zip(keys, pixels):
-                pair = torch.cat([query - key, place(row, col) - place(*pixel)])
-                hidden = linear(attn.weight1, normed(attn.norm1, pair, i))
-                scores.append(linear(attn.weight2, normed(attn.norm2, hidden, i)))
-            weights = torch.cat(scores).softmax(0)
-        out[b, :, row, col] = sum(w * v for w, v in zip(weights, values))
-    return out
+    query, value, key = attn.qvk(x).split([r, m, r], 1)
+    key = unfolded(key if other is None else attn.qvk(other)[:, -r:], k)
+    if attn.patchwise:
+        patch = key.transpose(1, 2).flatten(1, 2)  # offset by offset
+        weights = gamma(torch.cat([query, patch], 1)).unflatten(1, (k * k, 2))
+    else:
+        pixels = torch.cartesian_prod(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width)).to(x)
+        place = attn.position(pixels.T.reshape(1, 2, height, width))
+        there = (place[:, :, None] - unfolded(place, k)).expand(len(x), -1, -1, -1, -1)
+        weights = gamma(torch.cat([query[:, :, None] - key, there], 1)).softmax(2).transpose(1, 2)
+    weights = weights[:, :, torch.arange(m) % 2]  # channel j uses map j mod (m / 8)
+    return (weights * unfolded(value, k).transpose(1, 2)).sum(1)
 
 
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
 @pytest.mark.parametrize('kwargs', [dict(kernel_size=5), dict(kernel_size=1, qkv_bias=False), dict(passes=2)])
 def test_attention_is_the_definition(kind, kwargs):
     """By the statistics of each pass, and with given keys."""
-    attn, x, other = attention(kind, **kwargs), noise(2, 32, 4, 5), noise(2, 32, 4, 5, seed=2)
+    attn, x, other = attention(kind, **kwargs), noise(2, 64, 4, 5), noise(2, 64, 4, 5, seed=2)
     for i in range(kwargs.get('passes', 1)):
         torch.testing.assert_close(attn(x, None, i), reference(attn, x, i))
         torch.testing.assert_close(attn(x, attn.keys(other), i), reference(attn, x, i, other))
@@ -79,8 +63,8 @@ def test_attention_is_the_definition(kind, kwargs):
 
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
 def test_no_images_and_autocast(kind):
-    attn, x = attention(kind).float().requires_grad_(False), noise(4, 32, 5, 4, dtype=torch.float32)
-    assert attn(x[:0]).shape == (0, 8, 5, 4)
+    attn, x = attention(kind).float().requires_grad_(False), noise(4, 64, 5, 4, dtype=torch.float32)
+    assert attn(x[:0]).shape == (0, 16, 5, 4)
     wanted = attn(x)
     with torch.autocast('cpu', torch.bfloat16):
         out = attn(x)
@@ -116,5 +100,5 @@ def test_bad_arguments_are_named():
             (dict(kernel_size=4), 'kernel_size=4: needs an odd number')):
         with pytest.raises(ValueError, match=match):
             SanAttention2d(**dict(dict(dim=32), **kwargs))
-    with pytest.raises(ValueError, match=r'\[1, 2, 2, 3\]: needs a height and width of at least 3'):
-        attention(kernel_size=5).weights(*2 * [noise(1, 2, 2, 3)])
+    with pytest.raises(ValueError, match=r'\[1, 4, 2, 3\]: needs a height and width of at least 3'):
+        attention(kernel_size=5).weights(*2 * [noise(1, 4, 2, 3)])
