@@ -2,6 +2,7 @@
 import contextlib
 import itertools
 
+import timm
 import torch
 from timm.layers import set_fused_attn
 
@@ -76,3 +77,13 @@ SHALLOW = {
 FAMILIES = (
     'sa_quadratic_cifar', 'sa_quadratic_gen_cifar', 'sa_learned_content_hier_cifar', 'resvit_hier_cifar',
     'san_pairwise_hier_cifar', 'san_patchwise_cifar')
+
+
+def shallow_net(name, **kwargs):
+    """Make a net of SHALLOW in float64 and eval mode. Its norms and biases keep features away from the kink of ReLU."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, **SHALLOW[name], **kwargs).double().eval()
+    for p in model.parameters():
+        if p.dim() == 1:
+            torch.nn.init.normal_(p, 1., 0.3)
+    return model

@@ -1,31 +1,16 @@
 """Work of each of the two processes of tests/models/test_two_processes.py."""
-import timm
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import timm_selfconv  # noqa: F401  registers the nets
-from tiny_nets import SHALLOW
+from tiny_nets import noise, shallow_net
 
 SIZES = dict(  # of images, small because two processes are slow
     sa_quadratic_cifar=8, sa_learned_content_cifar=8, resvit_cifar=8, resvit_hier_cifar=8, san_patchwise_cifar=32,
     san_pairwise_hier_cifar=8, resnet_tiny_cifar=16)
 REPEATED = ('Block', 'BasicBlock', 'Bottleneck', 'Stage')
-
-
-def net(name):
-    torch.manual_seed(0)
-    model = timm.create_model(name, **SHALLOW[name], img_size=SIZES[name]).double()
-    for p in model.parameters():
-        if p.dim() == 1:
-            torch.nn.init.normal_(p, 1., 0.3)  # keeps pre-activations away from the kink of ReLU
-    return model
-
-
-def images(name):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(4, 3, SIZES[name], SIZES[name], generator=generator, dtype=torch.float64)
 
 
 def step(model, x):
@@ -38,11 +23,11 @@ def step(model, x):
 
 def check_shards(name, rank):
     """Compare a step of FSDP2, half of a batch on each process, with a step of the plain net on the whole batch."""
-    plain, sharded = net(name), net(name)
+    plain, sharded = (shallow_net(name, img_size=SIZES[name]) for _ in range(2))
     for block in reversed([m for m in sharded.modules() if type(m).__name__ in REPEATED]):  # inner blocks first
         fully_shard(block)
     fully_shard(sharded)
-    x = images(name)
+    x = noise(4, 3, SIZES[name], SIZES[name])
     for training in (False, True):  # in training, norms need the whole batch
         plain.train(training), sharded.train(training)
         wanted, found = step(plain, x), step(sharded, x if training else x[2 * rank:2 * rank + 2])

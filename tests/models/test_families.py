@@ -8,7 +8,7 @@ from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from tiny_nets import FAMILIES, SHALLOW, explicit_maps, noise
+from tiny_nets import FAMILIES, SHALLOW, explicit_maps, noise, shallow_net
 
 AROUND, LAYER = 23 * 256 + 10, 17 * 256 ** 2 + 2 * 256 + 2 * 512 * 256 + 512 + 256 + 4 * 256  # 16 heads, without scores
 # published sizes, to the digit
@@ -55,8 +55,7 @@ def test_no_images_and_flops_without_gradients(name):
     'sa_learned_content_hier_cifar', 'resvit_hier_cifar', pytest.param('san_patchwise_cifar', marks=pytest.mark.slow)])
 def test_plain_symbolic_trace_and_quantization_by_fx(name):
     """Integers of 8 bits change the logits by a fraction of their norm, and by most of it if they saturate."""
-    torch.manual_seed(0)
-    model, x = timm.create_model(name, **SHALLOW[name]).eval(), torch.randn(4, 3, 32, 32)
+    model, x = shallow_net(name).float(), torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         logits = model(x)
         torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), logits)
@@ -71,8 +70,7 @@ def test_plain_symbolic_trace_and_quantization_by_fx(name):
 @pytest.mark.parametrize('name', FAMILIES[::2])
 def test_weights_of_8_bits_by_torchao(name):
     quantization = pytest.importorskip('torchao.quantization', reason='torchao is not installed')
-    torch.manual_seed(0)
-    model, x = timm.create_model(name, **SHALLOW[name]).eval(), torch.randn(4, 3, 32, 32)
+    model, x = shallow_net(name).float(), torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         logits = model(x)
         quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
@@ -83,9 +81,8 @@ def test_weights_of_8_bits_by_torchao(name):
 @pytest.mark.parametrize('name', FAMILIES)
 def test_functional_transforms(name):
     """Gradients per image by vmap, and derivatives in a direction by forward mode, equal plain gradients."""
-    torch.manual_seed(0)
     with explicit_maps():  # torch's fused attention has no forward mode
-        model = timm.create_model(name, **SHALLOW[name], img_size=16, dtype=torch.float64).eval()
+        model = shallow_net(name, img_size=16)
     x, parameters = noise(2, 3, 16, 16), dict(model.named_parameters())
 
     def loss(parameters, x):

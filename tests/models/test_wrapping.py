@@ -1,22 +1,12 @@
 """Modules and parameters that replace a net's own: adapters, averages, tensors for one call."""
 import pytest
-import timm
 import torch
 import torch.nn as nn
 from timm.utils import ModelEmaV3
 from torch.func import functional_call
 
 from lora import Lora
-from tiny_nets import FAMILIES, SHALLOW, noise
-
-
-def net(name):
-    torch.manual_seed(0)
-    model = timm.create_model(name, **SHALLOW[name], img_size=16).double().eval()
-    for p in model.parameters():
-        if p.dim() == 1:
-            nn.init.normal_(p, 1., 0.3)
-    return model
+from tiny_nets import FAMILIES, noise, shallow_net
 
 
 def adaptable(module):
@@ -27,7 +17,7 @@ def adaptable(module):
 @pytest.mark.parametrize('name', FAMILIES)
 def test_adapters_on_every_linear_map(name):
     """Logits and gradients equal a net with the adapters merged into its weights."""
-    plain, model, x = net(name), net(name), noise(2, 3, 16, 16)
+    plain, model, x = *(shallow_net(name, img_size=16) for _ in range(2)), noise(2, 3, 16, 16)
     adapters = {n: Lora(module) for n, module in model.named_modules() if adaptable(module)}
     for n, adapter in adapters.items():
         model.set_submodule(n, adapter)
@@ -47,7 +37,7 @@ def test_adapters_on_every_linear_map(name):
     'sa_quadratic_cifar', 'sa_learned_content_hier_cifar', 'resvit_cifar', 'san_patchwise_hier_cifar'])
 def test_logits_follow_parameters(name):
     """Parameters for one call, or from an average: no layer caches its parameters."""
-    model, other, x = net(name), net(name), noise(2, 3, 16, 16)
+    model, other, x = *(shallow_net(name, img_size=16) for _ in range(2)), noise(2, 3, 16, 16)
     with torch.no_grad():
         for p in other.parameters():
             p.mul_(1.1).add_(0.01)

@@ -58,20 +58,12 @@ def test_logits_stay_the_same_or_the_error_says_why(data):
     torch.testing.assert_close([net.state_dict(), target.state_dict()], before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize('name,target', [
-    ('sa_quadratic_tiny_cifar', 'sa_quadratic_gen_cifar'), ('sa_learned_tiny_cifar', 'sa_learned_content_h16_cifar')])
-def test_trained_nets_take_several_steps_at_once(name, target):
-    net = timm.create_model(name, pretrained=True).eval().double()
-    rich = include(net, target)
-    assert rich.pretrained_cfg['architecture'] == target and not rich.training
-    assert_same_function(rich, net, 1, 3, 32, 32)
-
-
 def test_targets_by_name_have_the_sizes_of_the_net():
     net = timm.create_model(
         'sa_quadratic_cifar', img_size=(12, 20), embed_dim=8, mlp_dim=8, depth=2, num_classes=7, in_chans=1,
         num_heads=4, norm_eps=1e-6, act_layer='silu', patch_size=4, dtype=torch.float64).eval()
     target = include(net, 'sa_learned_content_h16_cifar')
+    assert target.pretrained_cfg['architecture'] == 'sa_learned_content_h16_cifar' and not target.training
     for rows in (4, 12):
         assert_same_function(target, net, 2, 1, rows, 20)
 
@@ -116,36 +108,31 @@ def test_everything_learns_after_two_steps(encoding, terms):
             assert parameter.grad.abs().max() > 0, name
 
 
-@pytest.mark.parametrize('kwargs,match', [
-    (dict(num_heads=2), r'needs at least 3 heads in this layer, has 2'),
-    (dict(depth=3), r'needs depth=2, has 3'),
-    (dict(img_size=12), r'has 6 positions along an axis, but the encoding reaches 4: create the model with a larger'),
-    (dict(qk_bias=False), r'no bias to hold position scores'),
-    (dict(terms=CONTENT, num_heads=7), r'scores of 7 heads do not fit in 4 channels of its tables'),
-])
-def test_nets_that_do_not_fit_are_named(kwargs, match):
-    net = random_net('learned', num_heads=max(3, kwargs.get('num_heads', 3)))
+def learned(**kwargs):
+    return random_net('learned', **{'num_heads': 3, **kwargs})
+
+
+TINY, RESNET = timm.create_model('sa_learned_tiny_cifar'), timm.create_model('resnet18_cifar', device='meta')
+
+
+@pytest.mark.parametrize('net,target,match', [
+    (learned(), learned(num_heads=2), r'needs at least 3 heads in this layer, has 2'),
+    (learned(), learned(depth=3), r'needs depth=2, has 3'),
+    (learned(), learned(terms=CONTENT, img_size=12),
+     r'has 6 positions along an axis, but the encoding reaches 4: create the model with a larger'),
+    (learned(), learned(terms=CONTENT, qk_bias=False), r'no bias to hold position scores'),
+    (learned(num_heads=7), learned(terms=CONTENT, num_heads=7),
+     r'scores of 7 heads do not fit in 4 channels of its tables'),
+    (random_net('quadratic_gen'), random_net('learned'), 'a full precision couples them'),
+    (TINY, 'sa_quadratic_gen_cifar', r'model=sa_learned_tiny_cifar \(learned: position; heads 9\) is not '
+                                     r'in target=sa_quadratic_gen_cifar .*cannot express.*-> learned'),
+    *((TINY, name, f"target='{name}': needs a SelfAttentionNet, or the registered name of")
+      for name in ('no_such_net', 'resnet18_cifar')),
+    (RESNET, TINY, 'needs a SelfAttentionNet'),
+    (TINY, RESNET, 'needs a SelfAttentionNet'),
+    (random_net(act_layer='gelu_tanh'), 'sa_quadratic_gen_cifar',
+     r"target='sa_quadratic_gen_cifar': cannot be made with .*gelutanh.*give a"),
+], ids=lambda v: v if isinstance(v, str) else None)
+def test_nets_that_do_not_fit_are_named(net, target, match):
     with pytest.raises(ValueError, match=match):
-        include(net, random_net('learned', **{'terms': ('content_position',), **kwargs}))
-
-
-def test_rungs_and_nets_that_are_missing_are_named():
-    net, resnet = timm.create_model('sa_learned_tiny_cifar'), timm.create_model('resnet18_cifar', device='meta')
-    with pytest.raises(ValueError, match=r'model=sa_learned_tiny_cifar \(learned: position; heads 9\) is not '
-                                         r'in target=sa_quadratic_gen_cifar .*cannot express.*-> learned'):
-        include(net, 'sa_quadratic_gen_cifar')
-    with pytest.raises(ValueError, match='a full precision couples them'):
-        include(random_net('quadratic_gen'), random_net('learned'))
-    for name in ('no_such_net', 'resnet18_cifar', 'vit_tiny_patch16_224'):
-        with pytest.raises(ValueError, match=f"target='{name}': needs a SelfAttentionNet, or the registered name of"):
-            include(net, name)
-    for model, target in ((resnet, net), (net, resnet)):
-        with pytest.raises(ValueError, match='needs a SelfAttentionNet'):
-            include(model, target)
-
-
-def test_an_activation_without_a_name_in_timm_needs_a_net_as_target():
-    net, wanted = (random_net(encoding, act_layer='gelu_tanh') for encoding in ('quadratic', 'quadratic_gen'))
-    with pytest.raises(ValueError, match=r"target='sa_quadratic_gen_cifar': cannot be made with .*gelutanh.*give a"):
-        include(net, 'sa_quadratic_gen_cifar')
-    assert_same_function(include(net, wanted), net, 2, 3, 8, 8)
+        include(net, target)
