@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 from timm_selfconv.layers import functional
 from timm_selfconv.layers.functional import dense_scores, gather_by_factors, gather_by_maps, gather_fused, \
-    maps_of_factors, prefers_maps
+    maps_of_factors, prefers_maps, prefers_scores
 from tiny_nets import noise
 
 sides = st.tuples(st.integers(1, 6), st.integers(1, 6))
@@ -77,3 +77,14 @@ def test_maps_are_for_small_grids_and_matrix_units(side, channels, dtype, amx, w
     with torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
         assert prefers_maps(x.float()) is wanted
     assert not prefers_maps(x.to('meta'))  # where operations are counted
+
+
+def test_scores_are_for_grids_that_fit(monkeypatch):
+    query, key = torch.zeros(2, 3, 4, 5, 1), torch.zeros(2, 3, 20, 1)
+    assert prefers_scores(query, key)
+    for limit, value in (('LARGE_GRID', 20), ('SCORE_BYTES', 4 * 2 * 3 * 20 * 20 - 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(functional, limit, value)
+            assert not prefers_scores(query, key) and prefers_scores(query.to('meta'), key)
+            patch.setattr(functional, limit, value + 1)
+            assert prefers_scores(query, key)

@@ -9,7 +9,7 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .functional import axis_probs, dense_scores, gather_by_factors, gather_by_maps, gather_fused, \
-    maps_of_factors, prefers_maps, rows_at_once, scores_fit
+    maps_of_factors, prefers_maps, prefers_scores, rows_at_once
 from .parameters import ABSOLUTE, check_dense, check_sizes, check_terms, head_channels, select_inputs, select_parameter
 
 __all__ = ['SelfAttention2d']
@@ -250,7 +250,7 @@ class SelfAttention2d(nn.Module):
         parts: List[torch.Tensor] = []
         for queries in chunks:
             query, keys, rows, cols, cross = self.score_parts(x, key, queries)
-            if not (explicit or query is None or keys is None or self.coupled) and not scores_fit(query, keys):
+            if not (explicit or query is None or keys is None or self.coupled) and not prefers_scores(query, keys):
                 gathered = gather_fused(query, keys, x, rows, cols, self.attn_drop.p if self.training else 0.)
             else:
                 attn = dense_scores(query, keys, rows, cols, cross)

@@ -18,13 +18,14 @@ from timm.layers import register_notrace_function
 
 __all__ = [
     'at_least_float32', 'axis_probs', 'dense_scores', 'gather_by_factors', 'gather_by_maps', 'gather_fused', 'hooked',
-    'image_chunks', 'maps_of_factors', 'prefers_maps', 'product_dtype', 'rows_at_once', 'scores_fit', 'traced',
+    'image_chunks', 'maps_of_factors', 'prefers_maps', 'prefers_scores', 'product_dtype', 'rows_at_once', 'traced',
 ]
 
 # bytes of a chunk of images, on a CPU (a share of its cache) and on other devices
 CPU_BYTES, DEVICE_BYTES = 2 ** 24, 2 ** 30
 SCORE_BYTES = 2 ** 28  # largest explicit scores
 SMALL_GRID = 64  # up to this number of pixels, maps are faster on any device
+LARGE_GRID = 1024  # from this number of pixels on, a CPU's fused attention is faster than explicit scores
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
@@ -103,11 +104,15 @@ def prefers_maps(x: torch.Tensor) -> bool:
     return product_dtype(x) in (torch.bfloat16, torch.float16) and (x.device.type != 'cpu' or has_matrix_units())
 
 
-def scores_fit(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Return True if explicit scores, of queries (B, heads, H, W, D) and keys (B, heads, N, D), fit ``SCORE_BYTES``."""
+def prefers_scores(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Return True if explicit scores of queries (B, heads, H, W, D) and keys (B, heads, N, D) beat fused attention.
+
+    They have to fit ``SCORE_BYTES``. On a CPU they are slower on large grids.
+    """
     if torch.jit.is_scripting():
         return True
-    return traced(query) or 4 * query.shape[:4].numel() * key.shape[2] <= SCORE_BYTES
+    large = query.device.type == 'cpu' and key.shape[2] >= LARGE_GRID
+    return traced(query) or not large and 4 * query.shape[:4].numel() * key.shape[2] <= SCORE_BYTES
 
 
 @torch.fx.wrap
