@@ -1,19 +1,20 @@
 """Attention maps of nets, footprint weights, and attention of class tokens."""
 import copy
-from typing import Any, Callable, List, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, List, Optional, TypeVar
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from timm.models.cait import ClassAttn
 
 from timm_selfconv.layers import ConvAttention, SanAttention2d, SelfAttention2d, gaussian_axis_scores
 from timm_selfconv.layers.functional import at_least_float32
 from timm_selfconv.models import ResVit
-from .transformers import CLASS_ATTENTION, TRANSFORMER_ATTENTION, LayerProbs, private_copy, read_probs
+from .transformers import TRANSFORMER_ATTENTION, LayerProbs, private_copy, read_probs
 
 __all__ = [
     'attention_maps', 'class_attention', 'footprint_weights', 'has_class_token', 'has_footprints', 'layer_names',
-    'looks_at_content', 'position_gates', 'private_copy',
+    'looks_at_content', 'position_gates',
 ]
 
 T = TypeVar('T')
@@ -35,7 +36,7 @@ def attention_layers(model: nn.Module) -> List[Any]:
     """
     layers = [m for m in model.modules() if isinstance(m, TRANSFORMER_ATTENTION)] or [
         m for m in model.modules() if isinstance(m, OWN_MAPS) and len(getattr(m, 'kernel_size', (1, 1))) == 2]
-    read = {*layers, *(m for m in model.modules() if isinstance(m, CLASS_ATTENTION))}
+    read = {*layers, *(m for m in model.modules() if isinstance(m, ClassAttn))}
     unread = sorted({type(m).__name__ for m in model.modules() if m not in read and attends(m)})
     name = getattr(model, 'pretrained_cfg', {}).get('architecture') or type(model).__name__
     if unread:
@@ -93,29 +94,16 @@ def layer_names(model: nn.Module, layers: int) -> List[str]:
     return [f'pass {i // len(blocks)}, block {i % len(blocks)}' for i in range(layers)]
 
 
-def look_into(
-        model: nn.Module, kind: Union[type, Tuple[type, ...]], images: torch.Tensor, look: Callable[..., T]) -> List[T]:
+def look_into(model: nn.Module, kinds: Any, images: torch.Tensor, look: Callable[..., T]) -> List[T]:
     """Apply a function to each layer of some types, and to its inputs, in a copy of the net, in forward order."""
     net = private_copy(model)
     seen: List[T] = []
     for layer in net.modules():
-        if isinstance(layer, kind):
+        if isinstance(layer, kinds):
             layer.register_forward_pre_hook(lambda layer, args: seen.append(look(layer, *args)))
     with torch.no_grad():
         net(images)
     return seen
-
-
-def read_layers(
-        model: nn.Module,
-        images: torch.Tensor,
-        look: Callable[[LayerProbs], T],
-        besides: Tuple[type, ...] = (),
-) -> List[T]:
-    """Apply a function to the probabilities of each layer of a transformer."""
-    net = private_copy(model)
-    layers = [*attention_layers(net), *(m for m in net.modules() if isinstance(m, besides))]
-    return read_probs(net, layers, images, look)
 
 
 def own_maps(model: nn.Module) -> bool:
@@ -139,15 +127,9 @@ def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
     return maps.expand(len(x), -1, -1, -1, -1, -1)
 
 
-def layer_maps(
-        layer: Union[SelfAttention2d, ConvAttention],
-        x: torch.Tensor,
-        key: Optional[torch.Tensor] = None,
-) -> torch.Tensor:
-    """Maps of a layer for a given input."""
+def layer_maps(layer: Any, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
     # in float64, which some devices lack: a centre may be thousands of pixels away
-    args = (given.cpu().double() for given in (x, key) if given is not None)
-    layer = copy.deepcopy(layer).cpu().double()
+    layer, args = copy.deepcopy(layer).cpu().double(), [given.cpu().double() for given in (x, key) if given is not None]
     maps = conv_maps(layer, *args) if isinstance(layer, ConvAttention) else layer.attention_probs(*args)
     return maps.to(at_least_float32(x).dtype).to(x.device)
 
@@ -177,13 +159,13 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
     """
     if own_maps(model):
         return look_into(model, OWN_MAPS, images, layer_maps)
-    return read_layers(model, images, LayerProbs.maps)
+    return read_probs(model, images, LayerProbs.maps)
 
 
 def look_at_windows(model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T]) -> List[T]:
     if own_maps(model):
         return look_into(model, OWN_MAPS, images, lambda layer, *args: look(layer_maps(layer, *args)[:, None]))
-    return read_layers(model, images, lambda probs: look(probs.window_maps()))
+    return read_probs(model, images, lambda probs: look(probs.window_maps()))
 
 
 def class_attention(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
@@ -202,7 +184,8 @@ def class_attention(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor
     """
     if not has_class_token(model):
         raise ValueError(f'model={type(model).__name__}: has no class token')
-    maps = read_layers(model, images, LayerProbs.class_maps, besides=CLASS_ATTENTION)
+    attention_layers(model)  # raises if it cannot be read
+    maps = read_probs(model, images, LayerProbs.class_maps, (*TRANSFORMER_ATTENTION, ClassAttn))
     return [m for m in maps if m is not None]
 
 

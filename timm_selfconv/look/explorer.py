@@ -33,7 +33,8 @@ from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.theory.learned_kernels import most_attended
 from timm_selfconv.weights.history import find_history, read_history
 from .attention_maps import attention_layers, attention_maps, class_attention, footprint_weights, has_class_token, \
-    has_footprints, layer_names, look_into, looks_at_content, private_copy
+    has_footprints, layer_names, look_into, looks_at_content
+from .transformers import private_copy
 
 __all__ = ['explorer_page']
 
@@ -44,13 +45,16 @@ LARGEST = 32 ** 2  # pixels of the largest grid that is searched for shifts
 
 
 def read_part(name: str) -> str:
-    text, modules = (PAGE / name).read_text(encoding='utf-8'), [name]
-    if not name.endswith('.js'):
-        return text
-    for module in modules:
-        modules += re.findall(r"^import [^;]* from '\./(.*)';$", (PAGE / module).read_text(encoding='utf-8'), re.M)
-    files = [(PAGE / module).read_text(encoding='utf-8') for module in dict.fromkeys(reversed(modules))]
-    return re.sub(r'^import [^;]*;\n|^export ', '', ''.join(files), flags=re.M)
+    texts: Dict[str, str] = {}  # a script comes after the modules that it imports
+
+    def read(name: str) -> None:
+        text = (PAGE / name).read_text(encoding='utf-8')
+        for module in re.findall(r"^import [^;]* from '\./(.*)';$", text, re.M):
+            read(module)
+        texts.setdefault(name, text)
+
+    read(name)
+    return re.sub(r'^import [^;]*;\n|^export ', '', ''.join(texts.values()), flags=re.M)
 
 
 def fill_page(name: str, **slots: str) -> str:
@@ -64,19 +68,14 @@ def pack(x: torch.Tensor) -> str:
     return base64.b64encode(zlib.compress(array.astype(array.dtype.newbyteorder('<')).tobytes())).decode()
 
 
-def quantise(x: torch.Tensor, step: float, dtype: torch.dtype) -> torch.Tensor:
-    limits = torch.iinfo(dtype)
-    return (x / step).round().clamp(limits.min, limits.max).to(dtype)
-
-
 def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
     """Pack maps of a layer, shape (B, heads, queries, H, W), as bytes, a text for each picture."""
     if not maps.isfinite().all():
         raise ValueError('model: its attention maps are not finite (NaN)')
     shape, peaks = maps.shape[-2:], maps.amax((-2, -1), keepdim=True)
-    roots = (maps / peaks.clamp(min=torch.finfo(maps.dtype).tiny)).sqrt()
-    parts = [pack(quantise(image, 1 / LEVELS, torch.uint8)) for image in roots]
-    return dict(dict(heads=maps.shape[1], queries=shape, shape=shape, parts=parts), **more)
+    levels = LEVELS * (maps / peaks.clamp(min=torch.finfo(maps.dtype).tiny)).sqrt()
+    packed = dict(heads=maps.shape[1], queries=shape, shape=shape, parts=list(map(pack, levels.round().byte())))
+    return dict(packed, **more)
 
 
 def fixed_offsets(maps: torch.Tensor) -> List[Tuple[int, int, float]]:
@@ -110,7 +109,7 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
 
     def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
         grid = x.shape[1:3]
-        tables = copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # in float64, which some devices lack
+        tables = copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # float64, which some devices lack
         shifts = fixed_offsets(layer.attention_probs(x).float()) if grid[0] * grid[1] <= LARGEST else []
         return dict(heads=layer.num_heads, queries=grid, shape=grid, tables=list(map(pack, tables)), shifts=shifts)
 
@@ -149,7 +148,7 @@ def describe_footprints(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]
         packed.append(dict(
             name=name.capitalize(), heads=weights.shape[1], queries=weights.shape[2:4], shape=shape, step=step,
             middle=0. if signed else 1 / shape.numel(),
-            parts=[pack(quantise(image, step, torch.int8)) for image in weights]))
+            parts=list(map(pack, (weights / step).round().char()))))
     return dict(content=True, layers=packed)
 
 

@@ -8,7 +8,7 @@ import torch.nn as nn
 from timm.layers import Attention, AttentionRope, to_2tuple
 from timm.models import beit, fastvit, gcvit, maxxvit, swin_transformer, swin_transformer_v2, swin_transformer_v2_cr, \
     vision_transformer_sam, visformer
-from timm.models.cait import ClassAttn, TalkingHeadAttn
+from timm.models.cait import TalkingHeadAttn
 from timm.models.convit import GPSA, MHSA
 from timm.models.eva import EvaAttention
 from timm.models.naflexvit import NaFlexVit
@@ -18,9 +18,7 @@ from timm.models.vision_transformer_relpos import RelPosAttention
 from timm_selfconv.layers import GatedAttention, TokenAttention
 from timm_selfconv.models import ResVit
 
-__all__ = [
-    'CLASS_ATTENTION', 'TRANSFORMER_ATTENTION', 'LayerProbs', 'patch_grid', 'private_copy', 'read_probs',
-]
+__all__ = ['TRANSFORMER_ATTENTION', 'LayerProbs', 'private_copy', 'read_probs']
 
 T = TypeVar('T')
 CHANNELS_FIRST = (visformer.Attention, fastvit.Attention, maxxvit.Attention2d)
@@ -35,8 +33,6 @@ WINDOW_BLOCKS = (
     swin_transformer.SwinTransformerBlock, swin_transformer_v2.SwinTransformerV2Block,
     swin_transformer_v2_cr.SwinTransformerV2CrBlock, gcvit.GlobalContextVitBlock, vision_transformer_sam.Block,
     maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d)
-# class token only
-CLASS_ATTENTION = (ClassAttn,)
 
 
 def private_copy(model: nn.Module) -> nn.Module:
@@ -50,11 +46,6 @@ def private_copy(model: nn.Module) -> nn.Module:
 
 
 def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, int]:
-    """Rows and columns of a transformer's patches.
-
-    Raises:
-        ValueError: If the net does not define them.
-    """
     if isinstance(model, ResVit):
         return model.grid_size
     embed = 'embeds' if isinstance(model, NaFlexVit) else 'patch_embed'
@@ -119,7 +110,7 @@ class LayerProbs:
         None without tokens before the patches.
         """
         size = self.grid[0] * self.grid[1]
-        if self.places is not None or self.probs.shape[-1] == size:
+        if self.probs.shape[-1] == size:
             return None
         return scaled(self.probs[..., 0, -size:]).unflatten(-1, self.grid)
 
@@ -148,12 +139,18 @@ def window_places(block: Any, x: torch.Tensor, *args: Any) -> Tuple[Tuple[int, i
     return grid, torch.where(rows > 0, (rows - 1) * width + cols - 1, -1), window
 
 
-def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Callable[[LayerProbs], T]) -> List[T]:
-    """Apply a function to the probabilities of attention layers, in forward order. Adds hooks to the net.
+def read_probs(
+        model: nn.Module,
+        images: torch.Tensor,
+        look: Callable[[LayerProbs], T],
+        kinds: Any = TRANSFORMER_ATTENTION,
+) -> List[T]:
+    """Apply a function to the probabilities of each attention layer of some types, in forward order.
 
     Raises:
         ValueError: If the places of the tokens are unknown.
     """
+    net = private_copy(model)
     seen: List[T] = []
     context: Dict[Any, Any] = {}  # by layer: grid, and for windows places and window size
 
@@ -178,7 +175,7 @@ def read_probs(net: nn.Module, layers: List[Any], images: torch.Tensor, look: Ca
 
     for block in [m for m in net.modules() if isinstance(m, WINDOW_BLOCKS)]:
         block.register_forward_pre_hook(enter_block)
-    for layer in layers:
+    for layer in [m for m in net.modules() if isinstance(m, kinds)]:
         layer.fused_attn = False
         layer.register_forward_pre_hook(enter)
         if isinstance(layer, TalkingHeadAttn):  # probabilities; after mixing, values are signed

@@ -8,10 +8,9 @@ except ImportError as e:
     raise ImportError("figures need matplotlib: pip install 'timm_selfconv[figures]'") from e
 
 from .accuracy import figure_accuracy, read_curve, read_curves, shipped_curves
-from .centers import density_level, figure_centers, figure_regions, figure_training, mass_ellipse, mass_radius, \
-    training_blobs
-from .draw import draw_figures, mean_maps
+from .centers import figure_centers, figure_regions, figure_training, training_blobs
+from .draw import draw_figures
 from .footprints import figure_footprints
 from .kernels import figure_kernels, figure_shifts
-from .maps import average_attention, by_locality, figure_average, figure_query, query_attention
+from .maps import figure_average, figure_query
 from .style import check_ending, save_figure, save_figures

@@ -16,13 +16,10 @@ from matplotlib.patches import Ellipse, Rectangle
 
 from timm_selfconv.theory import Blobs, position_blobs
 from timm_selfconv.weights.history import HISTORY, find_history, read_history
-from .maps import Grid, check_query, queries_of
-from .style import TEXT_WIDTH, draw_head, head_style, styled, titled_figure
+from .maps import Grid, queries_of
+from .style import HALO, TEXT_WIDTH, head_style, styled, titled_figure
 
-__all__ = [
-    'density_level', 'figure_centers', 'figure_regions', 'figure_training', 'mass_ellipse', 'mass_radius',
-    'training_blobs',
-]
+__all__ = ['figure_centers', 'figure_regions', 'figure_training', 'layer_panels', 'training_blobs']
 
 GAUSSIAN = (
     'numbered dot: centre of a head, hollow if beyond the edge; solid: 50 % of its Gaussian, dotted: 90 %; hollow grey '
@@ -35,43 +32,24 @@ FINE = 8  # steps to a pixel along the line around a region
 MARGIN = 1.25  # pixels around the grid, for centres outside
 
 
-def mass_radius(mass: float) -> float:
-    """Radius, in standard deviations, of the disc with a share of a 2-D Gaussian: 1 - exp(-r^2 / 2) = mass.
-
-    Raises:
-        ValueError: If the share is not between 0 and 1.
-    """
-    if not 0 < mass < 1:
-        raise ValueError(f'mass={mass!r}: needs a number between 0 and 1')
-    return math.sqrt(-2 * math.log1p(-mass))
-
-
 def mass_ellipse(covariance: torch.Tensor, mass: float) -> Tuple[float, float, float]:
-    """Ellipse of constant density around the centre of a 2-D Gaussian that holds a share of it.
+    """Ellipse around the centre of a 2-D Gaussian that holds a share of it: 1 - exp(-r^2 / 2) within r deviations.
 
     Args:
         covariance: In pixels^2, rows before columns, shape (2, 2).
         mass: The share.
 
     Returns:
-        Long and short half-axis in pixels, and the angle of the long one in radians, from the column axis to the row
+        Long and short half-axis in pixels, and the angle of the long one in degrees, from the column axis to the row
         axis.
     """
     variances, axes = torch.linalg.eigh(covariance.cpu().double())
-    short, long = (mass_radius(mass) * variances.clamp(min=0.).sqrt()).tolist()
-    return long, short, math.atan2(axes[0, 1], axes[1, 1])
+    short, long = (math.sqrt(-2 * math.log1p(-mass)) * variances.clamp(min=0.).sqrt()).tolist()
+    return long, short, math.degrees(math.atan2(axes[0, 1], axes[1, 1]))
 
 
 def density_level(attention: torch.Tensor, mass: float) -> float:
-    """Smallest value in the highest-density region of a map: the fewest pixels that hold a share of it.
-
-    Args:
-        attention: Map of one query, shape (H, W).
-        mass: The share, between 0 and 1. Pixels that tie with the last one are in the region too.
-
-    Returns:
-        The value, which compares exactly with the map in any dtype.
-    """
+    """Smallest value of the fewest pixels that hold a share of a map, shape (H, W). Pixels that tie count too."""
     values = attention.cpu().double().flatten().sort(descending=True).values
     return float(values[(values.cumsum(0) < mass * values.sum()).sum()])
 
@@ -87,27 +65,16 @@ def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, que
     return scores.softmax(-1).view(grid)
 
 
-def early(epochs: Sequence[float], columns: int) -> List[float]:
-    """At most ``columns`` of the epochs, with the last one, and dense at the start, where heads move most."""
-    last, steps = len(epochs) - 1, columns - 2
-    chosen = {last} if steps < 0 else {0, last, *(min(last, round(last ** (k / steps))) for k in range(steps))}
-    return [epochs[i] for i in sorted(chosen)]
-
-
-def training_blobs(
-        model: nn.Module,
-        run: Union[str, Path],
-        columns: int = 6,
-) -> Tuple[Dict[float, List[Blobs]], Grid]:
+def training_blobs(model: nn.Module, run: Union[str, Path]) -> Tuple[Dict[float, List[Blobs]], Grid]:
     """Gaussians of the heads during a training, from its history.
 
     Args:
         model: The trained net; it is not changed.
         run: Folder of a run, or name of a net with a history.
-        columns: Largest number of epochs: the first, the last, and early ones.
 
     Returns:
-        For each number of epochs trained, in order, the Gaussians of each layer; the grid.
+        For each number of epochs trained, in order, the Gaussians of each layer; the grid. At most six epochs: the
+        first, the last, and four that are dense at the start, where heads move most.
 
     Raises:
         ValueError: If the history is missing, it belongs to another net, or it has no positions of heads.
@@ -122,8 +89,9 @@ def training_blobs(
     grid, name = (history['grid'][0], history['grid'][1]), history['model'].partition('.')[0]
     own = getattr(model, 'pretrained_cfg', {}).get('architecture', name)
     heads = [len(layer.centers) for layer in position_blobs(model, grid) or ()]
-    blobs = {}
-    for epochs in early(sorted(rows), columns):
+    blobs, last = {}, len(rows) - 1
+    chosen = {0, last, *(min(last, round(last ** (k / 4))) for k in range(4))}
+    for epochs in [epochs for i, epochs in enumerate(sorted(rows)) if i in chosen]:
         if own != name or [len(layer) for layer in rows[epochs]] != heads:
             raise ValueError(f'{path}: belongs to the net {name}, not to {own}')
         layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
@@ -132,7 +100,6 @@ def training_blobs(
 
 
 def draw_grid(ax: Axes, grid: Grid, query: Grid, margin: float) -> Rectangle:
-    """The query as a cross, the border of the grid, and a margin in pixels."""
     border = Rectangle(
         (-query[1] - 0.5, -query[0] - 0.5), grid[1], grid[0], facecolor='0.965', edgecolor='0.6', linewidth=0.5,
         zorder=-2)
@@ -165,13 +132,7 @@ def label_offset(dot: Point, dots: Sequence[Point], labels: Sequence[Point], siz
     return max(offsets, key=room)
 
 
-def draw_dots(
-        ax: Axes,
-        border: Rectangle,
-        points: Sequence[Point],
-        wide: Sequence[int],
-        size: float = 5,
-) -> None:
+def draw_dots(ax: Axes, border: Rectangle, points: Sequence[Point], wide: Sequence[int], size: float = 5) -> None:
     """A numbered dot per head, hollow at the edge for points outside, and a list of heads that attend everywhere."""
     box = ax.get_window_extent()
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
@@ -182,8 +143,11 @@ def draw_dots(
     for head, (x, y) in shown.items():
         offset = label_offset(dots[head], list(dots.values()), labels, size)
         labels.append((dots[head][0] + offset[0], dots[head][1] + offset[1]))
-        draw_head(ax, x, y, head, size, offset, markersize=size / 2, clip_on=False,
-                  fillstyle='full' if (x, y) == points[head] else 'none')
+        color, marker = head_style(head)
+        ax.plot(x, y, color=color, marker=marker, markersize=size / 2, clip_on=False, zorder=3,
+                fillstyle='full' if (x, y) == points[head] else 'none')
+        ax.annotate(str(head), (x, y), offset, textcoords='offset points', color=color, fontsize=size, weight='bold',
+                    ha='center', va='center', zorder=4, path_effects=HALO).set_in_layout(False)
     if wide:
         corner = border.get_x(), border.get_y() + border.get_height()
         ax.annotate(f'everywhere: {", ".join(map(str, wide))}', corner, (0, -1.5), textcoords='offset points', va='top',
@@ -192,7 +156,7 @@ def draw_dots(
 
 def draw_blobs(ax: Axes, blobs: Blobs, grid: Grid, size: float = 5) -> None:
     """One layer: contours of Gaussians around the middle of the grid, clipped at its border."""
-    query = check_query(None, grid)
+    query = grid[0] // 2, grid[1] // 2
     border = draw_grid(ax, grid, query, MARGIN)
     wide, points = [], [(col, row) for row, col in blobs.centers.tolist()]
     for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances)):
@@ -204,8 +168,8 @@ def draw_blobs(ax: Axes, blobs: Blobs, grid: Grid, size: float = 5) -> None:
         for mass, line in CONTOURS:
             long, short, angle = mass_ellipse(covariance, mass)
             ax.add_patch(ellipse := Ellipse(
-                points[head], 2 * long, 2 * short, angle=math.degrees(angle), fill=False,
-                edgecolor=head_style(head)[0], linestyle=line, linewidth=0.8))
+                points[head], 2 * long, 2 * short, angle=angle, fill=False, edgecolor=head_style(head)[0],
+                linestyle=line, linewidth=0.8))
             ellipse.set_clip_path(border)
     draw_dots(ax, border, points, wide, size)
 
@@ -246,19 +210,18 @@ def layer_panels(layers: int, title: str, small: str, net: str, share: bool = Tr
 
 
 @styled
-def figure_centers(layers: Sequence[Blobs], grid: Union[Grid, Sequence[Grid]], net: str = '') -> Figure:
+def figure_centers(layers: Sequence[Blobs], grids: Sequence[Grid], net: str = '') -> Figure:
     """Centres and extents of all heads, relative to the query (paper, Fig. 4, 12, 14).
 
     Args:
         layers: Gaussians of each layer, from :func:`position_blobs`.
-        grid: Rows and columns of the layers, or of each; the query is in the middle.
+        grids: Rows and columns of each layer; the query is in the middle.
         net: Name of the net, for the title.
     """
-    grids: Sequence[Any] = grid if isinstance(grid[0], tuple) else [grid] * len(layers)
     figure, axes = layer_panels(
         len(layers), 'Where the heads look', f'{GAUSSIAN}; {KEY}', net, len(set(grids)) == 1)
-    for ax, blobs, own in zip(axes, layers, grids):
-        draw_blobs(ax, blobs, own)
+    for ax, blobs, grid in zip(axes, layers, grids):
+        draw_blobs(ax, blobs, grid)
     return figure
 
 
@@ -301,10 +264,9 @@ def figure_training(history: Dict[float, List[Blobs]], grid: Grid, net: str = ''
         net: Name of the net, for the title.
     """
     layers = len(next(iter(history.values())))
-    side = min(TEXT_WIDTH / len(history), TEXT_WIDTH / 4)
+    side = TEXT_WIDTH / max(4, len(history))
     figure = titled_figure(
-        0.85 * layers * side + 0.2, 'Where the heads look, over training, offsets in pixels',
-        f'{GAUSSIAN}; {KEY}', net)
+        0.85 * layers * side + 0.2, 'Where the heads look, over training, offsets in pixels', f'{GAUSSIAN}; {KEY}', net)
     axes = figure.subplots(layers, len(history), squeeze=False, sharex=True, sharey=True)
     for column, (epochs, blobs) in enumerate(history.items()):
         for row, layer in enumerate(blobs):

@@ -4,20 +4,19 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
-from timm.models._input import get_model_input_config
 from tqdm import tqdm
 
 from timm_selfconv.data import to_picture
 from timm_selfconv.look.attention_maps import attention_maps, footprint_weights, has_footprints, layer_names, \
     looks_at_content
-from timm_selfconv.look.heads import report_maps
+from timm_selfconv.look.heads import check_input, report_maps
 from timm_selfconv.theory import position_blobs
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .footprints import figure_footprints
 from .kernels import figure_kernels
 from .maps import figure_average, figure_query
 
-__all__ = ['draw_figures', 'mean_maps']
+__all__ = ['draw_figures']
 
 BATCH_SIZE = 8
 WINDOW = 7  # pixels, the paper's zoom in Fig. 5
@@ -32,11 +31,6 @@ def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Te
         sums = [layer.sum(0) for layer in look(batch)]
         total = [a + b for a, b in zip(total, sums)] if total else sums
     return [layer / len(images) for layer in total]
-
-
-def mean_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
-    """Attention maps of each layer, mean over images, shape (heads, H, W, H, W)."""
-    return mean_over(images, lambda batch: attention_maps(model, batch))
 
 
 def over_images(number: int) -> str:
@@ -77,19 +71,15 @@ def draw_figures(
     given = [argument for argument, value in dict(query=query, run=run).items() if value]
     if vector and given:
         raise ValueError(f'{", ".join(given)}: vector attention has only footprints')
-    content = vector or looks_at_content(model)
-    if images is None:
-        if content:
-            raise ValueError('images: needs at least one picture, because the attention of this net depends on content')
-        images = torch.zeros(1, *get_model_input_config(model)['input_size'])
+    images = check_input(model, images)
     if vector:
         weights = mean_over(images, lambda batch: [w.mean((2, 3)) for w in footprint_weights(model, batch)])
         return dict(footprints=figure_footprints(
             weights, layer_names(model, len(weights)), over_images(len(images)), net))
 
     history = None if run is None else training_blobs(model, run)
-    seen = images if content else images[:1]  # all images have the same map
-    maps = mean_maps(model, seen)
+    seen = images if looks_at_content(model) else images[:1]  # all images have the same map
+    maps = mean_over(seen, lambda batch: attention_maps(model, batch))
     grids = [(m.shape[-2], m.shape[-1]) for m in maps]
     note = over_images(len(seen))
     blobs = position_blobs(model)

@@ -14,9 +14,7 @@ from matplotlib.patches import Rectangle
 from timm_selfconv.theory import mean_distance
 from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figure
 
-__all__ = [
-    'average_attention', 'by_locality', 'draw_rows', 'figure_average', 'figure_query', 'queries_of', 'query_attention',
-]
+__all__ = ['draw_rows', 'figure_average', 'figure_query', 'queries_of']
 
 SCALE = 'above each panel: its head, its largest value'
 Grid = Tuple[int, int]
@@ -26,96 +24,39 @@ MOST_COLUMNS = 16  # more heads take several lines
 COVERED = 0.99  # quantile of an average at the end of the colour scale
 
 
-def check_query(query: Optional[Tuple[int, int]], grid: Grid) -> Tuple[int, int]:
-    """A query on a grid, the middle by default.
+def queries_of(maps: Sequence[torch.Tensor], query: Optional[Grid]) -> List[Grid]:
+    """A query of the first layer's grid, by default the middle, at the same place on each layer's grid.
 
     Raises:
         ValueError: If it is not on the grid.
     """
-    i, j = query or (grid[0] // 2, grid[1] // 2)
-    if not (0 <= i < grid[0] and 0 <= j < grid[1]):
-        raise ValueError(f'query={(i, j)}: needs a row and a column on the grid of {grid[0]} x {grid[1]}')
-    return i, j
-
-
-def queries_of(maps: Sequence[torch.Tensor], query: Optional[Tuple[int, int]]) -> List[Grid]:
-    """The query at the same place on each layer's grid; by default in the middle."""
     height, width = maps[0].shape[-2:]
-    i, j = check_query(query, (height, width))
+    i, j = query or (height // 2, width // 2)
+    if not (0 <= i < height and 0 <= j < width):
+        raise ValueError(f'query={(i, j)}: needs a row and a column on the grid of {height} x {width}')
     return [(i * m.shape[-2] // height, j * m.shape[-1] // width) for m in maps]
 
 
-def average_attention(maps: torch.Tensor) -> torch.Tensor:
-    """Average attention to each key pixel over all queries (report, equation 4, as its released code computes it).
-
-    Each head's result sums to 1; uniform attention gives 1 / (H W) everywhere.
-
-    Args:
-        maps: Attention maps, shape (..., H, W, H, W), query before key.
-
-    Returns:
-        Shape (..., H, W).
-    """
-    return maps.mean((-4, -3))
+def cut_out(attention: torch.Tensor, query: Grid, window: int) -> torch.Tensor:
+    padded = torch.nn.functional.pad(attention, (window // 2,) * 4, value=torch.nan)
+    return padded[..., query[0]:query[0] + window, query[1]:query[1] + window]
 
 
-def query_attention(
-        maps: torch.Tensor,
-        query: Optional[Tuple[int, int]] = None,
-        window: Optional[int] = None,
-) -> torch.Tensor:
-    """Attention of one query.
-
-    Args:
-        maps: Attention maps, shape (..., H, W, H, W).
-        query: Its row and column; the middle by default.
-        window: Side of a square around the query to cut out, odd; the whole grid by default.
-
-    Returns:
-        Shape (..., H, W) or (..., window, window) with NaN outside the grid.
-
-    Raises:
-        ValueError: If the query is not on the grid, or the window's side is not odd.
-    """
-    height, width = maps.shape[-2:]
-    i, j = check_query(query, (height, width))
-    attention = maps[..., i, j, :, :]
-    if window is None:
-        return attention
-    if window < 1 or window % 2 == 0:
-        raise ValueError(f'window={window!r}: needs an odd number of pixels')
-    side = window // 2
-    padded = torch.nn.functional.pad(attention, (side,) * 4, value=torch.nan)
-    return padded[..., i:i + window, j:j + window]
+def by_locality(maps: torch.Tensor, query: Grid) -> List[int]:
+    return mean_distance(maps)[:, query[0], query[1]].argsort(stable=True).tolist()
 
 
-def by_locality(maps: torch.Tensor, query: Optional[Tuple[int, int]] = None) -> List[int]:
-    """Heads in order of their mean distance from a query, nearest first.
-
-    Args:
-        maps: Attention maps of a layer, shape (heads, H, W, H, W).
-        query: Row and column of the query; the middle by default.
-    """
-    i, j = check_query(query, (maps.shape[-2], maps.shape[-1]))
-    return mean_distance(maps)[:, i, j].argsort(stable=True).tolist()
-
-
-def draw_image(
-        ax: Axes,
-        image: Any,
-        extent: Tuple[float, float, float, float],
-        grid: Grid,
-        mark: Optional[Grid] = None,
-        **kwargs: Any,
-) -> None:
-    """An image with a thin frame, and a frame around one pixel of a grid (``mark``)."""
+def draw_image(ax: Axes, image: Any, extent: Sequence[float], **kwargs: Any) -> None:
     left, right, bottom, top = extent
-    ax.imshow(np.asarray(image), extent=extent, interpolation='nearest', **kwargs)
+    ax.imshow(np.asarray(image), extent=(left, right, bottom, top), interpolation='nearest', **kwargs)
     ax.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor='0.55', linewidth=0.3))
-    if mark is not None:
-        (i, j), h, w = mark, (bottom - top) / grid[0], (right - left) / grid[1]
-        ax.add_patch(Rectangle(
-            (left + j * w, top + i * h), w, h, fill=False, edgecolor='black', linewidth=0.6, path_effects=HALO))
+
+
+def frame(ax: Axes, extent: Sequence[float], grid: Sequence[int], cell: Grid) -> None:
+    left, right, bottom, top = extent
+    h, w = (bottom - top) / grid[0], (right - left) / grid[1]
+    ax.add_patch(Rectangle(
+        (left + cell[1] * w, top + cell[0] * h), w, h, fill=False, edgecolor='black', linewidth=0.6, path_effects=HALO))
 
 
 def draw_rows(
@@ -134,8 +75,7 @@ def draw_rows(
     """Draw images, shape (heads, h, w) per layer, on one colour scale. Layers with many heads take several lines.
 
     For attention, ``orders`` has the order of the heads, each drawn with its largest value; ``marks`` has a pixel to
-    frame for each layer. The picture, shape (height, width, 3), is above the maps, and with ``over`` below each map
-    too.
+    frame for each layer. The picture, shape (height, width, 3), is above the maps, and with ``over`` below each map.
     """
     most, letters = max(map(len, rows)), max(map(len, names))
     columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))
@@ -145,14 +85,17 @@ def draw_rows(
     side, ratio, head_line = 0.95, height / width, HEAD_LINE / inches
     body = sum(lines) * (inches * ratio + HEAD_LINE) + 0.45
     figure = titled_figure(body + (0. if picture is None else 1.), title, small, net)
-    *tops, ax = figure.subplots(2, 1, height_ratios=(1., body)) if picture is not None else [figure.subplots()]
-    for top_ax in tops:
-        draw_image(top_ax, picture, (-0.5, width - 0.5, height - 0.5, -0.5), (height, width), *marks[:1])
+    if picture is None:
+        ax = figure.subplots()
+    else:
+        (top_ax, ax), box = figure.subplots(2, 1, height_ratios=(1., body)), (-0.5, width - 0.5, height - 0.5, -0.5)
+        draw_image(top_ax, picture, box)
+        if marks:
+            frame(top_ax, box, (height, width), marks[0])
         top_ax.axis('off')
     above: Any = dict(fontsize=5 if columns <= 12 else 4, va='bottom')
     start = 0
     for number, (row, name) in enumerate(zip(rows, names)):
-        own, mark = (row.shape[-2], row.shape[-1]), marks[number] if marks else None
         middle = (start + (lines[number] - 1) / 2) * (ratio + head_line) + head_line + ratio / 2
         ax.text(-0.12, middle, name, ha='right', va='center')
         for place, head in enumerate(orders[number] if orders else range(len(row))):
@@ -161,9 +104,11 @@ def draw_rows(
             image, extent = row[head].numpy(), (column, column + side, top + side * ratio, top)
             look: Any = dict(cmap=colors.cmap, norm=colors.norm)
             if picture is not None and over:
-                draw_image(ax, 0.45 + 0.55 * picture.mean(-1), extent, own, cmap='gray', vmin=0., vmax=1.)
+                draw_image(ax, 0.45 + 0.55 * picture.mean(-1), extent, cmap='gray', vmin=0., vmax=1.)
                 look = dict(cmap=ListedColormap([RED]), alpha=np.clip(colors.norm(image), 0, 1))
-            draw_image(ax, image, extent, own, mark, **look)
+            draw_image(ax, image, extent, **look)
+            if marks:
+                frame(ax, extent, row.shape[-2:], marks[number])
             if orders:
                 largest, (color, marker) = float(row[head].nan_to_num(0.).max()), head_style(head)
                 share = f'{largest:.{2 if largest >= 0.095 else 3}f}'.lstrip('0')
@@ -229,12 +174,14 @@ def figure_query(
     Raises:
         ValueError: If the query is not on the grid, or the window's side is not odd.
     """
-    queries = queries_of(maps, query)
-    i, j = queries[0]
-    rows = [query_attention(layer, own, window) for layer, own in zip(maps, queries)]
-    title, orders, marks = f'Attention of the query in row {i}, column {j}', None, queries
+    queries = marks = queries_of(maps, query)
+    rows, orders = [layer[:, i, j] for layer, (i, j) in zip(maps, queries)], None
+    title = 'Attention of the query in row {}, column {}'.format(*queries[0])
     if window is not None:
+        if window < 1 or window % 2 == 0:
+            raise ValueError(f'window={window!r}: needs an odd number of pixels')
         small = f'{window} x {window} pixels around it, the most local head first; {small}'
+        rows = [cut_out(attention, own, window) for attention, own in zip(rows, queries)]
         orders = [by_locality(layer, own) for layer, own in zip(maps, queries)]
         marks = [(window // 2, window // 2)] * len(rows)
     return draw_maps(rows, title, small, net, orders=orders, marks=marks, picture=picture, over=over)
@@ -247,7 +194,9 @@ def figure_average(
         picture: Optional[torch.Tensor] = None,
         net: str = '',
 ) -> Figure:
-    """Attention that each pixel receives, by :func:`average_attention` (report, Fig. 8, 20 to 23).
+    """Attention that each pixel receives, mean over all queries (report, equation 4 and Fig. 8, 20 to 23).
+
+    Each head's values sum to 1, as in the report's released code; uniform attention gives 1 / (H W) everywhere.
 
     Args:
         maps: For each layer attention maps, shape (heads, H, W, H, W).
@@ -255,7 +204,7 @@ def figure_average(
         picture: Input of the net, shape (height, width, 3), values from 0 to 1.
         net: Name of the net, for the title.
     """
-    rows = [average_attention(layer) for layer in maps]
+    rows = [layer.mean((-4, -3)) for layer in maps]
     most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a bright corner hides the rest
     title = 'Attention that each pixel receives, mean over all queries'
     return draw_maps(rows, title, small, net, most, picture=picture)

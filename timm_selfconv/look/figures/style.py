@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from tqdm import tqdm
@@ -13,8 +12,8 @@ from tqdm import tqdm
 from timm_selfconv.files import new_folder, write_new
 
 __all__ = [
-    'FORMATS', 'HALO', 'MAP_COLORS', 'TEXT_WIDTH', 'check_ending', 'draw_head', 'head_style', 'save_figure',
-    'save_figures', 'styled', 'titled_figure',
+    'HALO', 'MAP_COLORS', 'TEXT_WIDTH', 'check_ending', 'head_style', 'save_figure', 'save_figures', 'styled',
+    'titled_figure',
 ]
 
 TEXT_WIDTH = 5.5  # inches, a paper's single column of text
@@ -42,23 +41,6 @@ FORMATS: Dict[str, Dict[str, Optional[str]]] = {
 def head_style(head: int) -> Tuple[str, str]:
     """Colour and marker of a head, the same in all figures."""
     return HEAD_COLORS[head % len(HEAD_COLORS)], HEAD_MARKERS[head // len(HEAD_COLORS) % len(HEAD_MARKERS)]
-
-
-def draw_head(
-        ax: Axes,
-        x: float,
-        y: float,
-        head: int,
-        size: float = 5,
-        offset: Tuple[float, float] = (0., 0.),
-        **kwargs: Any,
-) -> None:
-    """A head's dot, and its number at an offset in points."""
-    color, marker = head_style(head)
-    ax.plot(x, y, color=color, marker=marker, linestyle='', zorder=3, **kwargs)
-    ax.annotate(
-        str(head), (x, y), offset, textcoords='offset points', color=color, fontsize=size, weight='bold', ha='center',
-        va='center', zorder=4, path_effects=HALO).set_in_layout(False)
 
 
 def titled_figure(height: float, title: str, small: str, net: str = '') -> Figure:
