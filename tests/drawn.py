@@ -45,10 +45,10 @@ def panels(figure):
     return [np.asarray(image.get_array()) for ax in figure.axes for image in ax.images]
 
 
-def assert_drawn(images, expected, rtol=1e-4, atol=1e-7):
+def assert_drawn(images, expected):
     """Check that the images in a figure equal the expected ones up to rounding."""
     for image, wanted in zip(images, expected, strict=True):
-        np.testing.assert_allclose(image, wanted, rtol=rtol, atol=atol)
+        np.testing.assert_allclose(image, wanted, rtol=1e-4, atol=1e-6)
 
 
 def texts(figure):
