@@ -1,6 +1,7 @@
+"""Attention maps and footprints against dense formulas and the nets' own outputs."""
 import copy
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import timm
@@ -9,77 +10,49 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 import timm_selfconv
+from timm_selfconv.layers import ConvAttention, SanAttention2d
 from timm_selfconv.look.attention_maps import footprint_weights, layer_names, looks_at_content, position_gates
 from timm_selfconv.look.explorer import describe_attention
 from timm_selfconv.look.transformers import LayerProbs
-from timm_selfconv.layers import ConvAttention, SanAttention2d
 from timm_selfconv.theory import convs_to_attention
 from timm_selfconv.theory.gaussians import position_blobs
 
-SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=(2, 3))
-
-
-@contextmanager
-def meanwhile(function):
-    """Call a function repeatedly in another thread, and raise its errors here."""
-    done, errors = threading.Event(), []
-
-    def work():
-        try:
-            while not done.is_set():
-                function()
-        except BaseException as e:
-            errors.append(e)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-    assert errors == []
-
-
-@pytest.mark.parametrize('name,kwargs', [
-    ('sa_learned_content_hier_cifar', dict(embed_dim=8, mlp_dim=8, depth=6, num_heads=2)),
-    ('resvit_cifar', dict(embed_dim=8, mlp_dim=8, depth=6, num_heads=2))])
-def test_forwards_in_another_thread_are_ignored(name, kwargs):
-    torch.manual_seed(0)
-    model = timm.create_model(name, img_size=8, **kwargs).eval()
-    images, others = torch.randn(2, 1, 3, 8, 8)
-    expected, logits = timm_selfconv.attention_maps(model, images), model(others).detach()
-
-    def forward():
-        with torch.no_grad():
-            torch.testing.assert_close(model(others), logits)
-
-    with meanwhile(forward):
-        for _ in range(8):
-            torch.testing.assert_close(timm_selfconv.attention_maps(model, images), expected)
-    with meanwhile(lambda: timm_selfconv.attention_maps(model, others)):
-        for _ in range(8):
-            timm_selfconv.attention_maps(model, images)
-    assert all(block.attn.fused_attn for block in model.blocks)
+SMALL = dict(embed_dim=8, mlp_dim=8, depth=2, num_heads=2)
 
 
 @pytest.mark.parametrize('look,name,kwargs', [
-    (timm_selfconv.attention_maps, 'resvit_cifar', dict(SMALL, num_heads=2)),
+    (timm_selfconv.attention_maps, 'sa_learned_content_hier_cifar', SMALL),
+    (timm_selfconv.attention_maps, 'resvit_cifar', SMALL),
     (footprint_weights, 'san_pairwise_cifar', dict(channels=(32, 32), depths=(1, 1)))])
-def test_every_module_keeps_its_mode_and_its_statistics(look, name, kwargs):
-    """A block in eval mode inside a training net keeps its mode, such as frozen norms in fine-tuning."""
-    model = timm.create_model(name, **kwargs).train()
-    frozen = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    for module in (*frozen, next(m for n, m in model.named_modules() if n.endswith('blocks.0'))):
-        module.eval()
-    modes = [m.training for m in model.modules()]
-    assert any(modes) and not all(modes)
-    state = {k: v.clone() for k, v in model.state_dict().items()}
-    seen = []
-    with meanwhile(lambda: seen.append([m.training for m in model.modules()])):
-        look(model, torch.randn(2, 3, 32, 32))
-    assert [m.training for m in model.modules()] == modes and all(now == modes for now in seen)
-    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+def test_another_thread_may_use_the_net(look, name, kwargs):
+    """Logits, modes, flags and buffers do not change, although one module is in training mode."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, **kwargs).eval()
+    model.get_classifier().train()
+    images, others = torch.randn(2, 1, 3, 32, 32)
+
+    def visible():
+        with torch.no_grad():
+            logits = model(others)
+        flags = [(m.training, getattr(m, 'fused_attn', None)) for m in model.modules()]
+        return flags, [*map(torch.clone, (logits, *model.buffers()))]
+
+    (flags, tensors), expected, done = visible(), look(model, images), threading.Event()
+
+    def use():
+        while not done.is_set():
+            now, values = visible()
+            assert now == flags
+            torch.testing.assert_close(values, tensors)
+
+    with ThreadPoolExecutor(1) as pool:
+        user = pool.submit(use)
+        try:
+            for _ in range(8):
+                torch.testing.assert_close(look(model, images), expected)
+        finally:
+            done.set()
+        user.result()
 
 
 @pytest.mark.parametrize('padding_mode', ['circular', 'reflect', 'replicate'])
@@ -115,13 +88,6 @@ def test_maps_of_a_converted_stage_follow_its_scores():
         torch.testing.assert_close(m[1, :, ::stride, ::stride], probs / probs.sum((-2, -1), keepdim=True))
 
 
-def test_maps_that_do_not_lie_on_a_plane_or_beside_a_transformers_are_refused():
-    vit = timm.models.VisionTransformer(img_size=32, embed_dim=8, depth=1, num_heads=1)
-    for model in (ConvAttention(torch.nn.Conv1d(3, 3, 3)), convs_to_attention(vit, input_size=(3, 32, 32))[0]):
-        with pytest.raises(ValueError, match='the attention maps of its ConvAttention cannot be read'):
-            looks_at_content(model)
-
-
 def test_convit():
     """Compare with the maps before timm's dropout, without the class token. Fused nets have the same maps."""
     torch.manual_seed(0)
@@ -132,16 +98,15 @@ def test_convit():
         torch.nn.init.normal_(block.attn.gating_param)
     images, wanted = torch.randn(2, 3, 48, 48), []
     maps = timm_selfconv.attention_maps(model, images)
-    torch.testing.assert_close(
-        timm_selfconv.attention_maps(timm_selfconv.fuse(model), images), maps, rtol=1e-4, atol=1e-6)
+    fused = timm_selfconv.attention_maps(timm_selfconv.fuse(model), images)
     for block in model.blocks:
         block.attn.attn_drop.register_forward_hook(lambda _, args, out: wanted.append(out))
     model(images)
     wanted[2] = wanted[2][..., 1:, 1:] / wanted[2][..., 1:, 1:].sum(-1, keepdim=True)
-    for layer, expected in zip(maps, wanted, strict=True):
-        torch.testing.assert_close(layer.flatten(4).flatten(2, 3), expected, rtol=1e-4, atol=1e-6)
-    gates = [block.attn.gating_param.sigmoid().tolist() for block in model.blocks[:2]]
-    assert position_gates(model) == [*gates, None]
+    for layers in (maps, fused):
+        for layer, expected in zip(layers, wanted, strict=True):
+            torch.testing.assert_close(layer.flatten(4).flatten(2, 3), expected, rtol=1e-4, atol=1e-6)
+    assert position_gates(model) == [*(b.attn.gating_param.sigmoid().tolist() for b in model.blocks[:2]), None]
 
 
 def test_attention_to_prefix_tokens_is_left_out():
@@ -162,6 +127,13 @@ def test_maps_that_cannot_be_read_are_refused(look, name, message):
         model = timm.create_model(name)
     with pytest.raises(ValueError, match=message):
         look(model, torch.randn(1, 3, 32, 32))
+
+
+def test_maps_that_do_not_lie_on_a_plane_or_beside_a_transformers_are_refused():
+    vit = timm.models.VisionTransformer(img_size=32, embed_dim=8, depth=1, num_heads=1)
+    for model in (ConvAttention(torch.nn.Conv1d(3, 3, 3)), convs_to_attention(vit, input_size=(3, 32, 32))[0]):
+        with pytest.raises(ValueError, match='the attention maps of its ConvAttention cannot be read'):
+            looks_at_content(model)
 
 
 @pytest.mark.parametrize('name,answer', [
@@ -212,36 +184,21 @@ class Elsewhere(torch.Tensor):
         return out
 
 
-@pytest.fixture
-def without_float64():
-    """Move a net to such a device."""
-    def move(model):
-        model = copy.deepcopy(model)
-        for module in model.modules():
-            for name, p in module.named_parameters(recurse=False):
-                setattr(module, name, torch.nn.Parameter(p.detach().as_subclass(Elsewhere)))
-        return model
-
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # .to(device) replaces parameters
-    yield move
-    torch.__future__.set_overwrite_module_params_on_conversion(False)
-
-
 @pytest.mark.parametrize('name', ['sa_quadratic_gen_cifar', 'sa_learned_content_hier_cifar'])
-def test_a_device_need_not_have_float64(name, without_float64):
+def test_a_device_need_not_have_float64(name, monkeypatch):
     torch.manual_seed(0)
-    model, images = timm.create_model(name, **dict(SMALL, num_heads=2)).eval(), torch.randn(2, 3, 32, 32)
-    moved, there = without_float64(model), images.as_subclass(Elsewhere)
-    with pytest.raises(TypeError, match='float64'):
-        moved.double()
-    with pytest.raises(TypeError, match='float64'):
-        there.double()
-    wanted = timm_selfconv.attention_maps(model, images)
-    for ours, theirs in zip(timm_selfconv.attention_maps(moved, there), wanted, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    model, images = timm.create_model(name, **SMALL).eval(), torch.randn(2, 3, 32, 32)
+    moved, there = copy.deepcopy(model), images.as_subclass(Elsewhere)
+    for module in moved.modules():
+        for key, p in module.named_parameters(recurse=False):
+            setattr(module, key, torch.nn.Parameter(p.detach().as_subclass(Elsewhere)))
+    # .to(device) replaces parameters
+    monkeypatch.setattr(torch.__future__, '_overwrite_module_params_on_conversion', True)
+    for simulated in (moved, there):
+        with pytest.raises(TypeError, match='float64'):
+            simulated.double()
+    torch.testing.assert_close(timm_selfconv.attention_maps(moved, there), timm_selfconv.attention_maps(model, images))
     with torch.no_grad():
         assert describe_attention(moved, there) == describe_attention(model, images)
-    blobs, there = position_blobs(model, (16, 16)), position_blobs(moved, (16, 16))
-    assert (blobs is None) == (there is None)
-    for ours, theirs in zip(there or (), blobs or ()):
+    for ours, theirs in zip(position_blobs(moved, (16, 16)) or (), position_blobs(model, (16, 16)) or (), strict=True):
         torch.testing.assert_close(ours.centers, theirs.centers)
