@@ -4,66 +4,25 @@ import timm
 import torch
 
 import timm_selfconv
-from drawn import until
 from explored import PICTURES, create
 from timm_selfconv.data import preprocess
-from timm_selfconv.look.attention_maps import class_attention, footprint_weights, has_class_token
+from timm_selfconv.look.attention_maps import class_attention, footprint_weights
 from timm_selfconv.look.explorer import explorer_page
 from timm_selfconv.theory import convs_to_attention
 
 pytestmark = pytest.mark.slow
-MAPS = """async ([mean, image, query]) => {
-    Object.assign(state, { mean, image });
-    await net.load();
-    net.show(query);
-    return Array.from(net.shown.slice(0, net.layers.filter(layer => !layer.token).at(-1).end));
-}"""
-
-
-def check_maps(shown, expected, step):
-    """Check maps of a query against expected maps, shape (heads, H, W), up to one step of the largest value of each."""
-    shown = torch.tensor(shown, dtype=torch.float64).view(expected.shape)
-    error = (shown - expected.double()).abs().amax((-2, -1))
-    assert (error <= step * expected.double().amax((-2, -1)) + 1e-6).all()
-    torch.testing.assert_close(shown.sum((-2, -1)), expected.double().sum((-2, -1)), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize('name,kwargs', [
-    ('sa_quadratic_gen_cifar', {}), ('sa_learned_cifar', {}), ('sa_learned_content_cifar', dict(gain=20.)),
-    ('sa_quadratic_gen_cifar', dict(terms=('content', 'content_position', 'key_bias', 'position'))),
-    ('sa_quadratic_cifar', dict(terms=('content',), encoding='sinusoid')), ('resvit_cifar', dict(gain=30.)),
-])
-def test_the_page_has_the_maps_of_the_net(name, kwargs, open_page):
-    model = create(name, **kwargs)
-    text = explorer_page(model, PICTURES)
-    page = open_page(text)
-    maps = torch.cat(timm_selfconv.attention_maps(model, preprocess(model, list(PICTURES.values()))), dim=1)
-    step = 1e-4 if '"tables"' in text else 1 / 100
-    height, width = maps.shape[-2:]
-    for query in (0, width - 1, 3 * width + 5, height * width - 1):
-        expected = maps[:, :, query // width, query % width]
-        for image in (0, 1):
-            check_maps(page.evaluate(MAPS, [False, image, query]), expected[image], step)
-        mean = torch.tensor(page.evaluate(MAPS, [True, 0, query])).view(expected[0].shape)
-        peaks = expected.double().amax((-2, -1)).mean(0)
-        assert ((mean - expected.double().mean(0)).abs().amax((-2, -1)) <= step * peaks + 1e-6).all()
-
-
-SHOWN = """async ([token, image, query]) => {
-    Object.assign(state, { token, image });
+SHOWN = """async ([mean, token, image, query]) => {
+    Object.assign(state, { mean, token, image });
     await net.load();
     net.show(query);
     return net.heads.map((_, i) => Array.from(net.head(i)));
 }"""
+ALL_TERMS = ('content', 'content_position', 'key_bias', 'position')
+VIT, SAN = dict(embed_dim=24, depth=2, num_heads=3), dict(channels=(32, 32), depths=(1, 1))
 
 
-@pytest.mark.parametrize('name,kwargs,finest', [
-    ('swin_tiny_patch4_window7_224', dict(embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4), (12, 20)),
-    ('resnet_tiny_cifar', dict(channels=(4,) * 4, layers=(1,) * 4), (24, 40)),
-    ('vit_tiny_patch16_224', dict(embed_dim=24, depth=2, num_heads=3), (3, 5)),
-    ('cait_xxs24_224', dict(embed_dim=24, depth=2, num_heads=3), (3, 5))])
-def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest, open_page):
-    """On a coarser layer, the query is at the same place of the picture."""
+def timm_net(name, **kwargs):
+    """Make a net with sharp maps; a ResNet gets attention in two stages."""
     torch.manual_seed(0)
     model = timm.create_model(name, img_size=(48, 80), **kwargs).eval()
     if name.startswith('resnet'):
@@ -72,59 +31,71 @@ def test_each_layer_has_its_grid_and_class_tokens_are_shown(name, kwargs, finest
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
     model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 48, 80), crop_pct=1.)
-    page, batch = open_page(explorer_page(model, PICTURES)), preprocess(model, list(PICTURES.values()))
-    maps = timm_selfconv.attention_maps(model, batch)
-    token = class_attention(model, batch) if has_class_token(model) else []
-    layers = page.locator('.layer')
-    assert layers.count() == len(maps) + len(token)
-    assert tuple(page.evaluate('net.grid')) == finest
-    row, col = finest[0] - 1, finest[1] // 3
-    for image in (0, 1):
-        shown = iter(page.evaluate(SHOWN, [False, image, row * finest[1] + col]))
-        for m in maps:
-            own = row * m.shape[2] // finest[0], col * m.shape[3] // finest[1]
-            check_maps([next(shown) for _ in m[image]], m[image, :, own[0], own[1]], 1 / 100)
-        shown = page.evaluate(SHOWN, [True, image, 0])
-        if token:
-            check_maps(shown[-sum(m.shape[1] for m in token):], torch.cat([m[image] for m in token]), 1 / 100)
-
-    switch = page.get_by_label('Attention of the class token')
-    assert switch.is_visible() == bool(token)
-    if token:
-        switch.check()
-        page.evaluate(until('location.hash.includes("token=1")'))
-        assert 'the class token' in page.locator('output').text_content()
-        page.get_by_label('class token, head 1').last.click()
-        page.get_by_text('head 1: most at row').wait_for()
-    else:
-        page.get_by_label('head 1').last.click()
-        page.get_by_text('head 1: mean distance').wait_for()
-        said = page.locator('output').text_content()
-        page.evaluate('net.meanDistances(); panel.describe()')  # before the next frame is drawn
-        assert page.locator('output').text_content() == said
-    seen = [group.is_visible() for group in layers.all()]
-    assert seen == [not token] * len(maps) + [True] * len(token)
-    for group in layers.all():
-        if group.is_visible():
-            box, (height, width) = group.locator('.tile div').first.bounding_box(), (3, 5)
-            assert box['width'] / box['height'] == pytest.approx(width / height, rel=0.05)
+    return model
 
 
-@pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
-def test_the_page_has_the_footprints_of_the_net(name, open_page):
-    model = create(name, channels=(32, 32), depths=(1, 1))
-    page = open_page(explorer_page(model, PICTURES))
-    weights = footprint_weights(model, preprocess(model, list(PICTURES.values())))
+@pytest.mark.parametrize('make,name,kwargs,finest', [
+    (create, 'sa_quadratic_gen_cifar', {}, (8, 12)),
+    (create, 'sa_learned_cifar', {}, (8, 12)),
+    (create, 'sa_learned_content_cifar', dict(gain=20.), (8, 12)),
+    (create, 'sa_quadratic_gen_cifar', dict(terms=ALL_TERMS), (8, 12)),
+    (create, 'sa_quadratic_cifar', dict(terms=('content',), encoding='sinusoid'), (8, 12)),
+    (create, 'resvit_cifar', dict(gain=30.), (8, 12)),
+    (create, 'san_pairwise_cifar', SAN, (16, 24)),
+    (create, 'san_patchwise_hier_cifar', SAN, (16, 24)),
+    (timm_net, 'swin_tiny_patch4_window7_224', dict(
+        embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4), (12, 20)),
+    (timm_net, 'resnet_tiny_cifar', dict(channels=(4,) * 4, layers=(1,) * 4), (24, 40))])
+def test_the_page_has_the_maps_of_the_net(make, name, kwargs, finest, open_page):
+    """On a coarser layer, the query is at the same place of the picture."""
+    model, vector = make(name, **kwargs), name.startswith('san')
+    text, batch = explorer_page(model, PICTURES), preprocess(model, list(PICTURES.values()))
+    page, step = open_page(text), 1e-4 if '"tables"' in text else 1 / 100
+    maps = (footprint_weights if vector else timm_selfconv.attention_maps)(model, batch)
     height, width = page.evaluate('net.grid')
-    assert (height, width) == tuple(weights[0].shape[2:4])
-    for query in (0, width - 1, 3 * width + 5, height * width - 1):
-        for image in (0, 1):
-            shown = torch.tensor(page.evaluate(MAPS, [False, image, query])).view(-1, 3, 3)
-            for w, part in zip(weights, shown.split([w.shape[1] for w in weights]), strict=True):
-                row, col = query // width * w.shape[2] // height, query % width * w.shape[3] // width
-                torch.testing.assert_close(part, w[image, :, row, col], atol=w.abs().max().item() / 253, rtol=0)
-    names = page.evaluate('net.layers.map(layer => layer.name)')
-    assert names == (['Pass 0, block 0', 'Pass 1, block 0'] if 'hier' in name else ['Bottleneck 0', 'Bottleneck 1'])
+    assert (height, width) == finest and page.locator('.layer').count() == len(maps)
+    for query in (0, width - 1, height // 2 * width + width // 3, height * width - 1):
+        shown = [page.evaluate(SHOWN, given) for given in (
+            [False, False, 0, query], [False, False, 1, query], [True, False, 0, query])]
+        for layer in maps:
+            row, col = query // width * layer.shape[2] // height, query % width * layer.shape[3] // width
+            each = layer[:, :, row, col].double()
+            limit = each.amax((-2, -1), keepdim=True) * step
+            if vector:
+                limit = torch.full_like(limit, layer.abs().max() / 253)
+            expected, limit = (torch.cat([x, x.mean(0, keepdim=True)]) for x in (each, limit))
+            heads = [[values.pop(0) for _ in each[0]] for values in shown]
+            values = torch.tensor(heads, dtype=torch.double).view(expected.shape)
+            assert ((values - expected).abs() <= limit + 1e-6).all()
+            if not vector:
+                torch.testing.assert_close(values.sum((-2, -1)), expected.sum((-2, -1)), atol=1e-5, rtol=0)
+    if vector:
+        names = page.evaluate('net.layers.map(layer => layer.name)')
+        assert names == (['Pass 0, block 0', 'Pass 1, block 0'] if 'hier' in name else ['Bottleneck 0', 'Bottleneck 1'])
+
+
+@pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'cait_xxs24_224'])
+def test_attention_of_the_class_token(name, open_page):
+    model = timm_net(name, **VIT)
+    page, batch = open_page(explorer_page(model, PICTURES)), preprocess(model, list(PICTURES.values()))
+    token = class_attention(model, batch)
+    for image in (0, 1):
+        expected = torch.cat([layer[image] for layer in token]).double()
+        shown = torch.tensor(page.evaluate(SHOWN, [False, True, image, 0])[-len(expected):], dtype=torch.double)
+        assert ((shown.view(expected.shape) - expected).abs() <= expected.amax((-2, -1), keepdim=True) / 100).all()
+    layers, patches = page.locator('.layer'), len(timm_selfconv.attention_maps(model, batch))
+    page.get_by_label('head 1').first.click()
+    page.get_by_text('head 1: mean distance').wait_for()
+    said = page.locator('output').text_content()
+    page.evaluate('net.meanDistances(); panel.describe()')  # before the next frame is drawn
+    assert page.locator('output').text_content() == said
+    page.get_by_label('Attention of the class token').check()
+    page.get_by_text('Query: the class token.').wait_for()
+    page.get_by_label('class token, head 1').last.click()
+    page.get_by_text('head 1: most at row').wait_for()
+    assert [group.is_visible() for group in layers.all()] == [False] * patches + [True] * len(token)
+    box = layers.last.locator('.tile div').first.bounding_box()
+    assert box['width'] / box['height'] == pytest.approx(5 / 3, rel=0.05)
 
 
 def test_what_cannot_be_shown_is_refused():

@@ -61,21 +61,14 @@ def test_taps_are_counted_once_and_others_left_out():
     assert wider.taps == [(-1, -1), (0, 1), (0, 3)] and wider.heads[3].acts_as_tap
 
 
-def test_any_image_size_and_number_of_channels():
+def test_inputs():
     net = convolutional_net(img_size=(12, 16), in_chans=1)
     assert report_heads(net)[1].heads[0].largest == pytest.approx(1 / (6 * 8))
     with pytest.raises(ValueError, match='kernel_size=7: needs a kernel that fits in a grid of 6 x 8'):
         report_heads(net, kernel_size=7)
-
-
-@pytest.mark.parametrize('kwargs', [
-    dict(encoding='learned', terms=('content_position',)),
-    dict(terms=('key_bias', 'position'))])
-def test_nets_with_content_need_pictures(kwargs):
-    net = timm.create_model('sa_quadratic_cifar', num_heads=2, **SMALL, **kwargs)
+    net = timm.create_model('sa_quadratic_cifar', num_heads=2, terms=('key_bias', 'position'), **SMALL)
     with pytest.raises(ValueError, match='images: needs at least one picture'):
         report_heads(net)
-    assert len(report_heads(net, IMAGES)) == 2
 
 
 def test_gates_of_convit():
@@ -113,17 +106,15 @@ def test_numbers_are_means_over_pictures():
 
 
 def test_formats():
-    net = convolutional_net()
-    with torch.no_grad():
-        net.blocks[0].attn.encoding.centers.copy_(-net.blocks[0].attn.encoding.centers)
-    layers = report_heads(net)
+    layers = report_heads(convolutional_net())
     lines = format_heads(layers, 3).splitlines()
     assert max(len(line) for line in lines) <= 120
     assert lines[2].split() == [
-        '0', '0', '+1.00,', '+1.00', '0.00', '1.41', '0.00', '1.00', '0.00,', '0.00', '1.00', '(+1,+1)']
-    summary = lines[lines.index('') + 3:]
-    assert summary[0].split()[:5] == ['0', '0.000', '0.000', '1.07', '0.00'] and '9 of 9' in summary[0]
-    kernel = summary[summary.index('') + 3].split()
-    assert kernel[:6] == ['0', '9', 'of', '9', '1.41', '0.000'] and kernel[6:8] == ['(-1,-1)', '(-1,0)']
+        '0', '0', '-1.00,', '-1.00', '0.00', '1.41', '0.00', '1.00', '0.00,', '0.00', '1.00', '(-1,-1)']
+    tables = '\n'.join(lines).split('\n\n')[:3]
+    heads, summary, kernels = ([row.split() for row in table.splitlines()] for table in tables)
+    assert len(heads) == 2 + 18 and summary[2][:5] == ['0', '0.000', '0.000', '1.07', '0.00']
+    assert summary[2][5:9] == ['9', 'of', '9', '(-1,-1)'] and summary[-1][5:] == ['0', 'of', '9', 'none']
+    assert kernels[2][:7] == ['0', '9', 'of', '9', '1.41', '0.000', '(-1,-1)']
     again = json.loads(json.dumps([dataclasses.asdict(layer) for layer in layers]))
-    assert again[0]['heads'][0]['nearest_tap'] == [1, 1] and again[1]['taps'] == []
+    assert again[0]['heads'][0]['nearest_tap'] == [-1, -1] and again[1]['taps'] == []
