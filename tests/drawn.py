@@ -4,6 +4,7 @@ import timm
 import torch
 
 from timm_selfconv.theory import position_blobs
+from timm_selfconv.weights.history import write_history
 
 SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
 PAINTED = '() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))'  # two frames of a page
@@ -38,6 +39,18 @@ def heads_of(net, grid):
     """Centres and covariances of a net's heads, in the format of a history."""
     return [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
         layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(net, grid)]
+
+
+def write_run(folder, net, grid, epochs, change=lambda: None, name='sa_quadratic_cifar'):
+    """Write a history of a net that changes after each epoch, and return the Gaussians of the epochs."""
+    rows, blobs = [], {}
+    for epoch in epochs:
+        rows.append(dict(epochs=epoch, heads=heads_of(net, grid), train_loss=9 / max(epoch, 1)))
+        blobs[epoch] = position_blobs(net, grid)
+        change()
+    rows[-1]['eval_top1'] = 90.
+    write_history(folder / 'history.json', name, list(grid), rows)
+    return blobs
 
 
 def panels(figure):

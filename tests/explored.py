@@ -4,6 +4,12 @@ import timm
 import torch
 from PIL import Image
 
+SHOWN = """async ([change, query]) => {
+    Object.assign(state, change);
+    await net.load();
+    net.show(query);
+    return net.heads.map((_, i) => Array.from(net.head(i)));
+}"""  # maps of all heads in a state of the explorer
 SMALL = dict(embed_dim=16, mlp_dim=8, depth=2, num_heads=3, img_size=(16, 24))
 
 

@@ -16,12 +16,14 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from conftest import CHROMIUM, FLAGS
+from timm_selfconv.data import open_images
 from timm_selfconv.look.explorer import explorer_page
 from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.weights import net_caption
 
 NET = 'sa_quadratic_cifar.cifar10'
-SOFTEST, STEP, FRAMES = 0.1, 1.5, 17  # sharpness, its factor a frame, and how many frames
+ALPHAS = [min(46., 0.1 * 1.5 ** frame) for frame in range(17)]
+DESKTOP: Any = dict(viewport=dict(width=1280, height=720))
 PHONE: Any = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
 
 
@@ -30,36 +32,31 @@ def shoot(page: Any, **kwargs: Any) -> Image.Image:
     return Image.open(io.BytesIO(page.screenshot(**kwargs))).convert('RGB')
 
 
-def record(browser: Any, folder: Path, pictures: list[Path]) -> None:
-    def open_page(text: str, hash: str = '', **kwargs: Any) -> Any:
-        file = folder / 'page.html'
+def record(browser: Any, file: Path, folder: Path, *pictures: Path) -> None:
+    def open_page(text: str, hash: str = '', device: Any = DESKTOP) -> Any:
         file.write_text(text)
-        page = browser.new_page(**kwargs or dict(viewport=dict(width=1280, height=720)))
+        page = browser.new_page(**device)
         page.goto(f'{file.as_uri()}#{hash}')
         page.evaluate('ready')
         return page
 
     page, frames = open_page(theorem_page()), []
-    for frame in range(FRAMES):
-        alpha = min(46., SOFTEST * STEP ** frame)
-        page.locator('#alpha').evaluate(
-            '(slider, a) => { slider.value = 300 * Math.log(a / 0.05) / Math.log(1000);'
-            "slider.dispatchEvent(new Event('input')); }", alpha)
+    for alpha in ALPHAS:
+        page.evaluate('alpha => { location.hash = `alpha=${alpha}`; }', alpha)
         frames.append(shoot(page).resize((960, 540), Image.Resampling.LANCZOS).quantize(96))
     frames[0].save(folder / 'theorem.gif', save_all=True, append_images=frames[1:], loop=0,
-                   duration=[900] + [160] * (FRAMES - 2) + [3000])
+                   duration=[900] + [160] * (len(frames) - 2) + [3000])
     page.locator('#presets button').nth(3).click()
     shoot(page, full_page=True).save(folder / 'theorem.png', optimize=True)
 
-    images = {path.name: Image.open(path).convert('RGB') for path in pictures}
+    images = dict(zip([path.name for path in pictures], open_images(pictures)))
     text = explorer_page(timm.create_model(NET, pretrained=True), images, NET, net_caption(NET), NET)
-    shoot(open_page(text, 'image=1&at=0.45,0.6&head=1.2'), full_page=True).save(folder / 'explorer.png', optimize=True)
-    shoot(open_page(text, 'image=1&at=0.45,0.6', **PHONE)).save(folder / 'explorer-phone.png', optimize=True)
+    view = 'image=1&at=0.45,0.6'
+    shoot(open_page(text, f'{view}&head=1.2'), full_page=True).save(folder / 'explorer.png', optimize=True)
+    shoot(open_page(text, view, PHONE)).save(folder / 'explorer-phone.png', optimize=True)
 
 
 if __name__ == '__main__':
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as temporary:
-        record(playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS), Path(temporary), [
-            Path(name) for name in sys.argv[2:]])
-        for file in Path(temporary).glob('*.[gp][in][fg]'):
-            Path(sys.argv[1], file.name).write_bytes(file.read_bytes())
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        record(browser, Path(temporary, 'page.html'), *map(Path, sys.argv[1:]))

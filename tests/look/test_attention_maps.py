@@ -136,15 +136,6 @@ def test_maps_that_do_not_lie_on_a_plane_or_beside_a_transformers_are_refused():
             looks_at_content(model)
 
 
-@pytest.mark.parametrize('name,answer', [
-    ('sa_learned_cifar', False), ('sa_learned_content_cifar', True), ('resvit_cifar', True)])
-def test_looks_at_content(name, answer):
-    model = timm.create_model(name, embed_dim=8, mlp_dim=8)
-    assert looks_at_content(model) == answer
-    maps = timm_selfconv.attention_maps(model, torch.randn(2, 3, 32, 32))
-    assert (maps[0][0] - maps[0][1]).abs().max().item() > 0 if answer else torch.equal(maps[0][0], maps[0][1])
-
-
 @pytest.mark.parametrize('kind,hierarchical', [('pairwise', False), ('patchwise', True)])
 def test_footprint_weights_times_values_are_the_output(kind, hierarchical):
     """Each output pixel is the weighted sum over its 3 x 3 footprint, with reflected borders, in float64."""

@@ -1,4 +1,4 @@
-"""The explorer's page and its controls, in a real browser."""
+"""The explorer's page and its controls, in a real browser; both pages on paper and without a script."""
 import base64
 import io
 import math
@@ -10,11 +10,11 @@ import timm
 import torch
 from PIL import Image
 
-from drawn import PAINTED, heads_of, swipe, until
-from explored import PICTURES, create, picture
+from drawn import swipe, until, write_run
+from explored import PICTURES, SHOWN, create, picture
 from timm_selfconv.look.explorer import explorer_page
+from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.theory import position_blobs
-from timm_selfconv.weights.history import write_history
 
 pytestmark = pytest.mark.slow
 
@@ -58,24 +58,17 @@ def test_pointer_keys_clicks_and_permalink(open_page):
 
 
 COLOURS = """() => { const { image, width, height } = panel.atlases[0];
-    const data = i => Array.from(image.data.slice(4 * (i * height + 1) * width, 4 * (i * height + 1) * width + 4));
-    return panel.tiles.map((_, i) => data(i)); }"""
+    return panel.tiles.map((_, i) => Array.from(image.data).splice(4 * (i * height + 1) * width, 4)); }"""
 YELLOW = [0xfd, 0xe7, 0x25]
 
 
-def sharp_and_flat():
-    """Make a net with two heads: one attends to the pixel below the query, the other to all pixels equally."""
+def test_scales_shifts_classes_and_a_link_of_nonsense(open_page):
     model = create('sa_quadratic_cifar', depth=1, num_heads=2)
-    with torch.no_grad():
+    with torch.no_grad():  # one head attends to the pixel below the query, the other to all pixels equally
         model.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., 0.], [0., 0.]]))
         model.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.]))
         model.head.fc.weight.zero_()
         model.head.fc.bias.copy_(torch.tensor([0., 3., 1., 2., *[-1.] * 6]))
-    return model
-
-
-def test_scales_shifts_classes_and_a_link_of_nonsense(open_page):
-    model = sharp_and_flat()
     page = open_page(explorer_page(model, PICTURES, caption='trained by nobody'),
                      hash='image=7&at=2,x&scale=nothing&head=9.9&sort=&epoch=3')
     assert page.evaluate('state') == dict(
@@ -91,7 +84,7 @@ def test_scales_shifts_classes_and_a_link_of_nonsense(open_page):
     assert flat[:3] == pytest.approx([a + (b - a) * place for a, b in zip(low, high)], abs=2)
     assert page.locator('.scale span').all_text_contents() == ['0', '0.25', '1']
     page.get_by_text('Per-tile scale').click()
-    page.evaluate(PAINTED)
+    page.locator('.scale').get_by_text('largest').wait_for()
     assert page.evaluate(COLOURS)[1] == [*YELLOW, 255]
 
     assert page.locator('.kernel').text_content() == (
@@ -114,12 +107,12 @@ def test_scales_shifts_classes_and_a_link_of_nonsense(open_page):
     page.mouse.move(box['x'] + box['width'] * 6.5 / 12, box['y'] + box['height'] * 5.5 / 8)
     page.get_by_text('Layer 0, head 0: 100.0 % to row 5, column 6').wait_for()
     page.locator('.tile').first.click()
-    page.evaluate(until('document.querySelector(".words a").hidden'))
+    link.wait_for(state='hidden')
 
 
 def test_link_and_picture_of_the_view(open_page, tmp_path):
     model = create('sa_quadratic_cifar')
-    write_run(tmp_path, model, (8, 12), 1)
+    write_run(tmp_path, model, (8, 12), range(2))
     page = open_page(explorer_page(model, PICTURES, run=tmp_path), hash='head=1.2&at=0.3,0.3',
                      permissions=['clipboard-read', 'clipboard-write'])
     page.get_by_text('Copy link').click()
@@ -144,55 +137,32 @@ def test_link_and_picture_of_the_view(open_page, tmp_path):
     assert cleared == drawn  # although a layout that moved clears the canvases until the next frame
 
 
-def write_run(folder, model, grid, epochs):
-    """Write a run in which centres move down by one pixel and spreads shrink in each epoch."""
-    rows = []
-    for epoch in range(epochs + 1):
-        rows.append(dict(epochs=epoch, heads=heads_of(model, grid), eval_top1=90. if epoch == epochs else None))
-        if epoch:
-            rows[-1]['train_loss'] = 9 / epoch
-        with torch.no_grad():
-            for block in model.blocks:
-                block.attn.encoding.centers[:, 0] += 1
-    write_history(folder / 'history.json', 'net', list(grid), rows)
-
-
-MOMENTS = """epoch => {
-    Object.assign(state, { epoch });
-    const [rows, cols] = net.grid, [row, col] = net.cell(net.query());
-    net.show(net.query());
-    return net.heads.map((_, head) => {
-        const map = net.head(head), place = k => [Math.floor(k / cols), k % cols];
-        const mean = f => map.reduce((sum, p, k) => sum + p * f(...place(k)), 0);
-        const [x, y] = [mean(i => i - row), mean((i, j) => j - col)];
-        const [a, b, c] = [mean(i => (i - row - x) ** 2), mean((i, j) => (j - col - y) ** 2),
-            mean((i, j) => (i - row - x) * (j - col - y))];
-        return [x, y, a, b, c];
-    });
-}"""
-
-
 def test_the_film_plays_in_the_maps_and_counts_sharp_heads(open_page, tmp_path):
     model = create('sa_quadratic_gen_cifar')
     with torch.no_grad():
-        for block in model.blocks:  # narrow enough for the grid to cut nothing off, wide enough for moments to be right
+        for block in model.blocks:
             block.attn.encoding.centers.copy_(torch.tensor([[-3., 0.], [-2., 1.], [-3., -1.]]))
             block.attn.encoding.spreads.copy_(torch.tensor([[1.6, 0.3], [0., 1.3]]).expand(3, 2, 2))
         model.blocks[0].attn.encoding.spreads[0] = 9 * torch.eye(2)  # one at a single pixel
     blobs = position_blobs(model, (8, 12))
-    write_run(tmp_path, model, (8, 12), 90)
+
+    @torch.no_grad()
+    def move_down():
+        for block in model.blocks:
+            block.attn.encoding.centers[:, 0] += 1
+
+    write_run(tmp_path, model, (8, 12), range(91), move_down)
     page = open_page(explorer_page(model, PICTURES, run=tmp_path), hash='epoch=1', reduced_motion='reduce',
                      viewport=dict(width=1280, height=720))
     page.get_by_text('after epoch 1 of 90, heads at one pixel: 1, training loss 9.00. The maps').wait_for()
     slider = page.locator('.film input')
     assert slider.input_value() == '1' and slider.bounding_box()['y'] < 720  # without scrolling
+    away = torch.cartesian_prod(torch.arange(8.) - 4, torch.arange(12.) - 6).double()
     for epoch in (0, 0.5, 2):
-        drawn = torch.tensor(page.evaluate(MOMENTS, epoch))
-        expected = torch.cat([torch.cat([
-            b.centers + torch.tensor([epoch, 0.]), b.covariances.flatten(1)[:, [0, 3, 1]]], 1) for b in blobs])
-        torch.testing.assert_close(drawn[1:], expected[1:].float(), rtol=0.05, atol=0.05)
-        if epoch != 0.5:
-            torch.testing.assert_close(drawn[0], torch.tensor([epoch - 3., 0, 0, 0, 0]), atol=0.01, rtol=0)
+        for maps, layer in zip(torch.tensor(page.evaluate(SHOWN, [dict(epoch=epoch), 4 * 12 + 6])).split(3), blobs):
+            d = away - (layer.centers + torch.tensor([epoch, 0.]))[:, None]
+            expected = (torch.einsum('hka,hab,hkb->hk', d, layer.covariances.inverse(), d) / -2).softmax(-1)
+            torch.testing.assert_close(maps.double(), expected, rtol=1e-3, atol=1e-5)
     assert page.locator('.kernel').text_content().endswith('; before training 1.')
 
     slider.focus()
@@ -211,7 +181,7 @@ def test_the_film_plays_in_the_maps_and_counts_sharp_heads(open_page, tmp_path):
 
 
 def test_the_film_of_another_net_is_refused(tmp_path):
-    write_run(tmp_path, create('sa_quadratic_cifar', num_heads=2), (8, 12), 1)
+    write_run(tmp_path, create('sa_quadratic_cifar', num_heads=2), (8, 12), range(2))
     with pytest.raises(ValueError, match='needs the history of a net with'):
         explorer_page(create('sa_quadratic_cifar'), PICTURES, run=tmp_path)
     page = explorer_page(create('sa_quadratic_cifar'), PICTURES, run='resnet_tiny_cifar')  # its history does not ship
@@ -239,23 +209,25 @@ def test_a_dark_phone_keeps_picture_and_maps_in_sight(open_page):
 
 
 def test_paper_forced_colours_and_no_script(open_page):
-    text = explorer_page(create('sa_quadratic_cifar'), PICTURES)
-    page = open_page(text, forced_colors='active')
-    chosen, other = page.locator('.choice span:visible').all()
-    colour = 'node => getComputedStyle(node).backgroundColor'
-    assert chosen.evaluate(colour) != other.evaluate(colour)
-    page.emulate_media(media='print')
+    explorer = explorer_page(create('sa_quadratic_cifar'), PICTURES)
+    for text, tools in ((theorem_page(), '#play'), (explorer, '#tools')):
+        page = open_page(text, java_script_enabled=False)
+        assert page.locator('noscript p').is_visible() and page.locator('noscript img').is_visible()
+        assert not page.locator('.stage').first.is_visible() and not page.locator('.options').is_visible()
+        page = open_page(text, forced_colors='active')
+        chosen, other = page.locator('.choice span:visible').all()
+        colour = 'node => getComputedStyle(node).backgroundColor'
+        assert chosen.evaluate(colour) != other.evaluate(colour)
+        page.emulate_media(media='print')
+        assert not page.locator(tools).is_visible() and page.locator('.tile').first.is_visible()
+        assert page.evaluate('getComputedStyle(document.body).backgroundColor') == 'rgb(255, 255, 255)'
     page.evaluate('dispatchEvent(new Event("beforeprint"))')  # the print layout moves tiles, so each has its own canvas
-    assert not page.locator('.layers > canvas').is_visible() and not page.locator('#tools').is_visible()
+    assert not page.locator('.layers > canvas').is_visible()
     assert page.locator('.tile canvas').count() == page.locator('.tile').count() == 6
     colours = """Array.from(document.querySelector('.tile canvas').getContext('2d').getImageData(9, 9, 1, 1).data)"""
     assert page.evaluate(colours)[3] == 255
     page.evaluate('dispatchEvent(new Event("afterprint"))')
     assert page.locator('.tile canvas').count() == 0
-    page = open_page(text, java_script_enabled=False)
-    assert page.locator('noscript p').is_visible() and page.locator('noscript img').is_visible()
-    for hidden in ('#status', '.options', '.net'):
-        assert not page.locator(hidden).is_visible()
 
 
 def test_names_of_imagenet_numbers_that_are_none_and_names_that_are_code(open_page):

@@ -42,9 +42,20 @@ def photo_of(page):
     return torch.from_numpy(np.array(Image.open(io.BytesIO(png)))).permute(2, 0, 1).double() / 255
 
 
-def evaluate(page, expression):
-    """Return a value of the page as JSON, because playwright makes an object for each number of a long array."""
-    return json.loads(page.evaluate(f'JSON.stringify({expression})'))
+def numbers(page, arrays, *shape):
+    """Return arrays of the page, by JSON, because playwright makes an object for each number. null becomes NaN."""
+    values = json.loads(page.evaluate(f'JSON.stringify({arrays}.map(array => Array.from(array)))'))
+    return torch.from_numpy(np.array(values, float)).view(shape)
+
+
+def around(pictures, query, radius):
+    """Cut out a square around a pixel, NaN outside the picture."""
+    (row, col), side = query, 2 * radius + 1
+    return nn.functional.pad(pictures, (radius,) * 4, value=math.nan)[..., row:row + side, col:col + side]
+
+
+def assert_equal(values, expected):
+    torch.testing.assert_close(values, expected, atol=1e-13, rtol=0, equal_nan=True)
 
 
 def layers_of(kernel, alpha, dilation, moved):
@@ -69,10 +80,7 @@ def test_the_page_equals_conv_to_attention(open_page):
         conv, attention = layers_of(kernel, alpha, dilation, moved)
         expected = conv(photo), attention(photo)
         page.evaluate(GO, hash)
-        shown = evaluate(page, '[shown.convolution, shown.attention].map(values => Array.from(values))')
-        for values, picture in zip(shown, expected):
-            torch.testing.assert_close(
-                torch.tensor(values, dtype=torch.double).view(3, 96, 96), picture, atol=1e-13, rtol=0)
+        assert_equal(numbers(page, '[shown.convolution, shown.attention]', 2, 3, 96, 96), torch.stack(expected))
         error = float(page.locator('#error').get_attribute('value'))
         assert error == pytest.approx((expected[0] - expected[1]).abs().max().item(), abs=1e-13)
         assert page.locator('#promise').is_visible() == (not moved)
@@ -88,26 +96,17 @@ def test_the_page_equals_conv_to_attention(open_page):
         drawn = torch.from_numpy(np.array(Image.open(io.BytesIO(png)).convert('RGB'))).permute(2, 0, 1)
         assert (drawn - 255 * ((expected[1] - black) / (white - black)).clamp(0, 1)).abs().max() <= 0.51
 
-        query = [5, 90]  # near a corner, maps end with the padded picture and copies with the picture
-        width = len(kernel) // 2 * dilation
+        query, width = [5, 90], len(kernel) // 2 * dilation  # near a corner
         factors = attention.axis_factors([96 + 2 * width] * 2)
         rows, cols = (factor[:, q] for q, factor in zip(query, factors))
         side = 2 * (width + 3) + 1
-        maps = evaluate(page, f'mapsAround(photoNow(), state, {query}, {width + 3}).map(map => Array.from(map))')
-        maps = torch.from_numpy(np.array(maps, float)).view(-1, side, side)  # null, JSON's NaN, becomes NaN
-        top, left = (q - 3 for q in query)  # of the window, in the padded picture
-        whole = torch.full((len(maps), 96 + 2 * width + 6, 96 + 2 * width + 6), math.nan).double()
-        whole[:, 3:-3, 3:-3] = rows[:, :, None] * cols[:, None, :]
-        torch.testing.assert_close(
-            maps, whole[:, top + 3:top + 3 + side, left + 3:left + 3 + side], atol=1e-13, rtol=0, equal_nan=True)
-
-        copies = evaluate(page, f'copiesAround(photoNow(), state, {query}, 9).map(copy => Array.from(copy))')
-        copies = torch.from_numpy(np.array(copies, float)).view(len(maps), 3, 19, 19)
+        assert_equal(
+            numbers(page, f'mapsAround(photoNow(), state, {query}, {width + 3})', -1, side, side),
+            around(rows[:, :, None] * cols[:, None, :], [q + width for q in query], width + 3))
         padded = nn.functional.pad(photo, (width,) * 4)
         outputs = torch.einsum('hik,ckl,hjl->hcij', factors[0], padded, factors[1])
-        whole = nn.functional.pad(outputs, (9,) * 4, value=math.nan)
-        torch.testing.assert_close(
-            copies, whole[..., query[0]:query[0] + 19, query[1]:query[1] + 19], atol=1e-13, rtol=0, equal_nan=True)
+        assert_equal(
+            numbers(page, f'copiesAround(photoNow(), state, {query}, 9)', -1, 3, 19, 19), around(outputs, query, 9))
 
         row, col = page.evaluate('state.query')
         terms = padded[:, row:row + 2 * width + 1:dilation, col:col + 2 * width + 1:dilation].mean(0).flatten()
@@ -186,16 +185,22 @@ def test_a_click_pins_the_query_and_kernels_are_painted_typed_and_undone(open_pa
 @torch.no_grad()
 def test_heads_are_added_one_by_one_and_light_up_with_their_tap(open_page):
     text = theorem_page()
-    page, photo = open_page(text, hash='kernel=upright&alpha=1', reduced_motion='reduce'), photo_of(text)
+    page = open_page(text, reduced_motion='reduce', viewport=dict(width=1280, height=720))
+    page.get_by_text('Soft to exact').click()
+    assert page.evaluate('state.alpha') == 46  # no motion where less is preferred
+    page.get_by_text('Equal, to the rounding').wait_for()
+    box = page.locator('.tile').nth(8).bounding_box()
+    assert box['y'] + box['height'] < 720  # the equation and its heads without scrolling
+
+    page.evaluate(GO, 'kernel=upright&alpha=1')
     kernel, _, dilation, moved = STATES['kernel=upright&alpha=3']
     page.get_by_text('Add them one by one').click()
     page.get_by_text('Add a head').click()
     page.get_by_text('Add a head').click()  # the second weight of the row is 0, so its head is skipped
     page.get_by_text('4 of nine heads are in the sum.').wait_for()
     partial = np.where(np.arange(9).reshape(3, 3) < 4, kernel, 0)
-    expected = layers_of(partial, 1., dilation, moved)[1](photo)
-    values = torch.tensor(evaluate(page, 'Array.from(shown.attention)'), dtype=torch.double)
-    torch.testing.assert_close(values.view(3, 96, 96), expected, atol=1e-13, rtol=0)
+    expected = layers_of(partial, 1., dilation, moved)[1](photo_of(text))
+    assert_equal(numbers(page, '[shown.attention]', 3, 96, 96), expected)
     assert page.locator('.tile.waiting').count() == 5 and not page.locator('#promise').is_visible()
     page.get_by_text('Add all').click()
     page.locator('.grid').nth(1).locator('span').nth(5).hover()
@@ -221,21 +226,12 @@ def test_your_own_picture(open_page, tmp_path):
     page.locator('#file').set_input_files(tmp_path / 'red.png')
     page.get_by_text('red.png; it stays on this device').wait_for()
     page.evaluate(PAINTED)
-    assert evaluate(page, '[0, 9216, 18432].map(i => photoNow().values[i + 4800])') == [1, 0, 0.2]
+    assert page.evaluate('[0, 9216, 18432].map(i => photoNow().values[i + 4800])') == [1, 0, 0.2]
     page.get_by_text('Blur: nine alike').click()
     page.evaluate(PAINTED)
     assert page.evaluate('shown.convolution[48 * 96 + 48]') == pytest.approx(1)
     page.locator('#file').set_input_files(tmp_path / 'broken.png')
     page.get_by_text('broken.png cannot be read as a picture').wait_for()
-
-
-def test_a_desktop_shows_the_equation_without_scrolling(open_page):
-    page = open_page(theorem_page(), reduced_motion='reduce', viewport=dict(width=1280, height=720))
-    page.get_by_text('Soft to exact').click()
-    assert page.evaluate('state.alpha') == 46  # no motion where less is preferred
-    page.get_by_text('Equal, to the rounding').wait_for()
-    box = page.locator('.tile').nth(8).bounding_box()
-    assert box['y'] + box['height'] < 720
 
 
 def test_a_dark_phone_scrolls_over_the_heads_panel_and_drags_heads(open_page):
@@ -260,19 +256,6 @@ def test_a_dark_phone_scrolls_over_the_heads_panel_and_drags_heads(open_page):
     page.locator('#weights input').nth(24).wait_for()
     for cell in page.locator('#weights input').all():  # wide enough for its weight
         assert cell.evaluate('cell => cell.scrollWidth <= cell.clientWidth')
-
-
-def test_paper_forced_colours_and_no_script(open_page):
-    page = open_page(theorem_page(), forced_colors='active')
-    chosen, other = page.locator('.choice span').all()
-    colour = 'node => getComputedStyle(node).backgroundColor'
-    assert chosen.evaluate(colour) != other.evaluate(colour)
-    page.emulate_media(media='print')
-    assert not page.locator('#play').is_visible() and page.locator('#tiles').is_visible()
-    assert page.evaluate('getComputedStyle(document.body).backgroundColor') == 'rgb(255, 255, 255)'
-    page = open_page(theorem_page(), java_script_enabled=False)
-    assert page.locator('noscript p').is_visible()
-    assert page.locator('.still img').count() == 2 and not page.locator('main').is_visible()
 
 
 def test_command(tmp_path, capsys, refused):

@@ -19,29 +19,21 @@ VIT = dict(img_size=(48, 64), embed_dim=24, depth=1, num_heads=3)
 SWIN = dict(img_size=(48, 80), embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4)
 # one small net for each kind of attention
 READ = {
-    'beit_base_patch16_224': VIT,
-    'cait_xxs24_224': VIT,
+    **dict.fromkeys((
+        'beit_base_patch16_224', 'cait_xxs24_224', 'deit_tiny_distilled_patch16_224', 'naflexvit_base_patch16_gap',
+        'vit_base_patch16_xp_224', 'vit_small_patch16_rope_mixed_224', 'vit_tiny_patch16_224'), VIT),
+    **dict.fromkeys(('swin_tiny_patch4_window7_224', 'swinv2_tiny_window8_256', 'swinv2_cr_tiny_224'), SWIN),
+    **{name: {} for name in ('test_coatnet', 'test_maxvit', 'test_vit_relpos')},
     'convit_tiny': dict(img_size=48, embed_dim=8, depth=2, local_up_to_layer=1),
     'deepseek_vit_412m': dict(img_size=84, embed_dim=32, depth=1, num_heads=2),
-    'deit_tiny_distilled_patch16_224': VIT,
     'eva02_tiny_patch14_224': dict(VIT, img_size=(42, 56)),
-    'vit_small_patch16_rope_mixed_224': VIT,
     'fastvit_mci0': dict(layers=(1, 1, 1, 1), embed_dims=(16, 16, 16, 32)),
     'gcvit_xxtiny': dict(img_size=(64, 96)),
-    'test_coatnet': {},
-    'test_maxvit': {},
-    'naflexvit_base_patch16_gap': VIT,
     'qwen3_vit_88m_enc': dict(img_size=64, embed_dim=32, depth=1, num_heads=2),
-    'swin_tiny_patch4_window7_224': SWIN,
-    'swinv2_tiny_window8_256': SWIN,
-    'swinv2_cr_tiny_224': SWIN,
-    'visformer_tiny': dict(img_size=(64, 96), init_channels=16, embed_dim=48, depth=(1, 1, 1), num_heads=3),
-    'vit_tiny_patch16_224': VIT,
-    'vit_base_patch16_xp_224': VIT,
-    'vit_tiny_r_s16_p8_224': dict(VIT, img_size=64),
-    'test_vit_relpos': {},
     'samvit_base_patch16_224': dict(
         img_size=80, embed_dim=24, depth=2, num_heads=3, window_size=3, global_attn_indexes=(1,)),
+    'visformer_tiny': dict(img_size=(64, 96), init_channels=16, embed_dim=48, depth=(1, 1, 1), num_heads=3),
+    'vit_tiny_r_s16_p8_224': dict(VIT, img_size=64),
     'vitamin_small_224': dict(img_size=(32, 48), depth=1),
 }
 REFUSED = (
@@ -107,6 +99,13 @@ def test_maps_equal_the_output_of_softmax(name):
     assert max(float(layer.probs.std()) * layer.probs.shape[-1] for layer in layers) > 0.02  # of uniform maps 0
     for maps in attention_maps(model, images):
         torch.testing.assert_close(maps.sum((-2, -1)), torch.ones(maps.shape[:4]))
+    if has_class_token(model):
+        token = class_attention(model, images)
+        assert len(token) == (2 if name.startswith('cait') else len(layers))
+        for maps, probs in zip(token[::-1], softmaxes.seen[::-1]):
+            expected = probs[:, :, 0, -maps[0, 0].numel():]
+            expected = (expected / expected.sum(-1, keepdim=True)).view(maps.shape)
+            torch.testing.assert_close(maps.double(), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'eva02_tiny_patch14_224', 'naflexvit_base_patch16_gap'])
@@ -172,19 +171,6 @@ def test_padding_is_left_out_and_what_is_left_sums_to_1():
     assert whole.shape == (2, 3, 5, 5, 5, 5) and parts.shape == (2, 1, 3, 3, 3, 3, 3)
     torch.testing.assert_close(parts[:, 0], whole[:, :, :3, :3, :3, :3])
     assert whole[:, :, 0, 0, 3:].abs().max() == 0 and whole[:, :, 4, 4, 3:, 3:].sum((-2, -1)).min() > 0.999
-
-
-@pytest.mark.parametrize('name,layers', [('vit_tiny_patch16_224', 1), ('cait_xxs24_224', 2), ('convit_tiny', 1)])
-def test_attention_of_the_class_token(name, layers):
-    model, images = tiny(name)
-    maps = class_attention(model, images)
-    assert len(maps) == layers
-    with Softmaxes() as softmaxes, torch.no_grad():
-        model(images)
-    for ours, probs in zip(maps, softmaxes.seen[-layers:]):
-        grid = ours.shape[-2:]
-        expected = probs[:, :, 0, 1:] / probs[:, :, 0, 1:].sum(-1, keepdim=True)
-        torch.testing.assert_close(ours.double(), expected.unflatten(-1, grid), rtol=1e-4, atol=1e-6)
 
 
 def test_nets_without_a_class_token_and_other_numbers_of_tokens_are_refused():

@@ -29,11 +29,7 @@ def attends(module: nn.Module) -> bool:
 
 
 def attention_layers(model: nn.Module) -> List[Any]:
-    """Attention layers with readable maps, each once, without layers of the class token only.
-
-    Raises:
-        ValueError: If there are none, or if the net also has attention that cannot be read.
-    """
+    """Attention layers of patches; a ValueError if there are none, or if the net has others that cannot be read."""
     layers = [m for m in model.modules() if isinstance(m, TRANSFORMER_ATTENTION)] or [
         m for m in model.modules() if isinstance(m, OWN_MAPS) and len(getattr(m, 'kernel_size', (1, 1))) == 2]
     read = {*layers, *(m for m in model.modules() if isinstance(m, ClassAttn))}
@@ -49,11 +45,7 @@ def attention_layers(model: nn.Module) -> List[Any]:
 
 
 def looks_at_content(model: nn.Module) -> bool:
-    """Return True if a net's attention depends on the image.
-
-    Raises:
-        ValueError: If :func:`attention_maps` cannot read the net.
-    """
+    """Return True if a net's attention depends on the image; raise a ValueError if it cannot be read."""
     return any(
         not isinstance(m, ConvAttention) and getattr(m, 'terms', None) != ('position',)
         for m in attention_layers(model))
@@ -66,11 +58,7 @@ def has_class_token(model: nn.Module) -> bool:
 
 
 def position_gates(model: nn.Module) -> List[Optional[List[float]]]:
-    """Gates of ConViT: the share of attention by position for each head; None for layers without gates.
-
-    Raises:
-        ValueError: If :func:`attention_maps` cannot read the net.
-    """
+    """Gates of ConViT: the share of attention by position for each head; None for layers without gates."""
     gates = [getattr(layer, 'gating_param', None) for layer in attention_layers(model)]
     return [None if gate is None else gate.float().sigmoid().tolist() for gate in gates]
 

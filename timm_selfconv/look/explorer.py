@@ -100,21 +100,17 @@ def check_entries(entries: int) -> None:
 
 
 def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
-    """Packed attention of each layer, for a batch of images, or for the first if all have the same.
-
-    Raises:
-        ValueError: If the attention cannot be read, is not finite, or does not fit in a page.
-    """
+    """Packed attention of each layer, for a batch of images, or for the first if all have the same."""
     content, own = looks_at_content(model), all(isinstance(m, SelfAttention2d) for m in attention_layers(model))
 
     def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
         grid = x.shape[1:3]
         tables = copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # float64, which some devices lack
-        shifts = fixed_offsets(layer.attention_probs(x).float()) if grid[0] * grid[1] <= LARGEST else []
+        shifts = fixed_offsets(layer.attention_probs(x).float()) if grid.numel() <= LARGEST else []
         return dict(heads=layer.num_heads, queries=grid, shape=grid, tables=list(map(pack, tables)), shifts=shifts)
 
     def entries(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> int:
-        return layer.num_heads * (x.shape[1] * x.shape[2]) ** 2
+        return layer.num_heads * x.shape[1:3].numel() ** 2
 
     if own and not content:
         packed = look_into(model, SelfAttention2d, batch[:1], tables)
@@ -210,15 +206,8 @@ def explorer_page(
     history = None if run is None else find_history(run)
     pictures = [picture_uri(model, image) for image in batch]
     described = dict(
-        name=name,
-        caption=caption,
-        images=list(images),
-        grid=grid,
-        **attention,
+        name=name, caption=caption, images=list(images), grid=grid, **attention,
         film=history and describe_film(history, [layer['heads'] for layer in attention['layers']], grid),
-        average=picture_uri(model, batch.mean(0)),
-        pictures=pictures,
-        predictions=describe_predictions(model, batch),
-    )
+        average=picture_uri(model, batch.mean(0)), pictures=pictures, predictions=describe_predictions(model, batch))
     data = json.dumps(described, allow_nan=False).replace('<', '\\u003c')  # inside a script element only "<" can end it
     return fill_page('explorer.html', title=html.escape(name), data=data, picture=pictures[0])

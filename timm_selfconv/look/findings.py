@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from timm_selfconv.theory import degenerate_heads, to_shifts, with_shifts
 from timm_selfconv.weights import measured_accuracy, weights_path
-from timm_selfconv.weights.history import HISTORY, find_history, read_history
+from timm_selfconv.weights.history import HISTORY, read_history
 from .heads import LayerReport, report_heads
 
 __all__ = ['FINDINGS', 'Finding', 'measure_findings', 'shift_points']
@@ -26,18 +26,14 @@ TOLERANCE = 0.0015  # of accuracies that are measured again, in bfloat16
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of the table.
-
-    ``needs`` names the argument of ``measure``: 'pictures' (the ten of the demo), 'data' (an :data:`Accuracy`), or
-    'files' for none.
-    """
+    """A row of the table."""
     claim: str  # of the paper (its figures and sections) or of the report
     answer: str  # whether the nets here agree: yes, partly or no
     words: str  # a sentence with {} in place of each number
     number: str  # the published number, or two with a comma between
     command: str  # shows it
     measure: Callable[..., str]  # measures the number again
-    needs: str = 'files'
+    needs: str = 'files'  # argument of measure: 'pictures' of the demo, 'data' for an Accuracy, 'files' for none
 
 
 @functools.cache
@@ -66,25 +62,20 @@ def fixed(name: str, untrained: bool = False) -> str:
 
 
 def ends(values: Sequence[Optional[float]], digits: int = 2) -> str:
-    """The values of the first and of the last layer."""
     return f'{values[0]:.{digits}f} to {values[-1]:.{digits}f}'
 
 
 def mean_ends(name: str, look: Callable[[Any], float], pictures: Sequence[Image.Image] = (), digits: int = 2) -> str:
-    """The mean over the heads of the first layer and of the last."""
     return ends([statistics.fmean(map(look, layer.heads)) for layer in reports(name, pictures)], digits)
 
 
-def narrow(name: str, epochs: int) -> str:
-    """Number of narrow heads after so many epochs, from the history of the training."""
-    path = find_history(name)
-    assert path is not None, name
-    heads = min(read_history(path)['rows'], key=lambda row: abs(row['epochs'] - epochs))['heads']
+def narrow(name: str) -> str:  # after one epoch
+    rows = read_history(weights_path(name).with_suffix(f'.{HISTORY}'))['rows']
+    heads = min(rows, key=lambda row: abs(row['epochs'] - 1))['heads']
     return share([rows + cols < 2 * NARROW ** 2 for layer in heads for _, _, rows, cols, _ in layer])
 
 
 def learning(*names: str, epochs: int) -> str:
-    """Held-out accuracies of nets after so many epochs of one recipe, seed 42."""
     histories = [read_history(weights_path(name).parent / 'curves' / f'{name}.42.{HISTORY}') for name in names]
     return ', '.join(f'{row["eval_top1"] / 100:.3f}' for x in histories for row in x['rows'] if row['epochs'] == epochs)
 
@@ -94,7 +85,6 @@ def accuracies(*names: str) -> str:
 
 
 def shifted(accuracy: Accuracy, name: str, threshold: float) -> str:
-    """Accuracies of a net before and after heads become shifts."""
     return ', '.join(f'{accuracy(x):.3f}' for x in (net(name), to_shifts(net(name), threshold)[0]))
 
 
@@ -125,9 +115,9 @@ FINDINGS = [
     Finding('Later layers look farther', 'partly', 'farthest fixed offset: {} pixels, quadratic',
             '1.0 to 6.3', f'heads {QUADRATIC}', lambda: ends([x.kernel.reach for x in reports(QUADRATIC)], 1)),
     Finding('Heads narrow early in training (Fig. 3)', 'yes', '{} are narrow after one of 35 epochs',
-            '36 of 54', f'figures {QUADRATIC} --run {QUADRATIC} --output figures', lambda: narrow(QUADRATIC, 1)),
+            '36 of 54', f'figures {QUADRATIC} --run {QUADRATIC} --output figures', lambda: narrow(QUADRATIC)),
     Finding('Learned heads narrow early, too', 'yes', '{} are narrow after one of 51 epochs',
-            '41 of 54', f'figures {LEARNED} --run {LEARNED} --output figures', lambda: narrow(LEARNED, 1)),
+            '41 of 54', f'figures {LEARNED} --run {LEARNED} --output figures', lambda: narrow(LEARNED)),
     Finding('A ResNet learns faster (Fig. 2)', 'yes', 'accuracy {}, attention {}; tiny nets, 4 epochs',
             '0.677, 0.648', f'figures {TINY_QUADRATIC} --curves --output figures',
             lambda: learning('resnet_tiny_cifar', TINY_QUADRATIC, epochs=4)),

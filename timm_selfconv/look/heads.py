@@ -81,11 +81,7 @@ class LayerReport:
 
 
 def report_layer(
-        layer: int,
-        maps: torch.Tensor,
-        kernel_size: int,
-        by_position: bool = False,
-        gates: Optional[Sequence[float]] = None,
+        layer: int, maps: torch.Tensor, kernel_size: int, by_position: bool, gates: Optional[Sequence[float]],
 ) -> LayerReport:
     """Report on a layer from its attention maps, shape (B, windows, heads, H, W, H, W)."""
     def mean(values: torch.Tensor) -> List[float]:
@@ -126,11 +122,7 @@ def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int) -> Lis
 
 
 def check_input(model: nn.Module, images: Optional[torch.Tensor]) -> torch.Tensor:
-    """Return the images, or any image for a net that attends by position only.
-
-    Raises:
-        ValueError: If images are missing for a net that looks at content, or the attention cannot be read.
-    """
+    """Return the images, or any image for a net that attends by position only; else raise a ValueError."""
     if images is not None:
         return images
     if has_footprints(model) or looks_at_content(model):
@@ -166,7 +158,6 @@ def tap_text(tap: Tap) -> str:
 
 
 def number_text(value: Any) -> str:
-    """One or two numbers as text; empty for None."""
     return '' if value is None else ', '.join(f'{x:.2f}' for x in (value if isinstance(value, tuple) else (value,)))
 
 

@@ -115,13 +115,6 @@ class LayerProbs:
         return scaled(self.probs[..., 0, -size:]).unflatten(-1, self.grid)
 
 
-class StandIn(nn.Module):
-    """Stores its input and returns it."""
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.seen = x
-        return x
-
-
 def window_places(block: Any, x: torch.Tensor, *args: Any) -> Tuple[Tuple[int, int], torch.Tensor, Tuple[int, int]]:
     """Grid, places and window of :class:`LayerProbs`, found by passing coordinates through the block."""
     first = isinstance(block.attn, CHANNELS_FIRST)
@@ -129,11 +122,18 @@ def window_places(block: Any, x: torch.Tensor, *args: Any) -> Tuple[Tuple[int, i
     coordinates = x.new_zeros(1, height, width, x.shape[1] if first else x.shape[3])
     coordinates[..., 0] = torch.arange(1, height + 1, device=x.device)[:, None]  # 0 means padding
     coordinates[..., 1] = torch.arange(1, width + 1, device=x.device)
-    probe = private_copy(block)
+    inputs: List[torch.Tensor] = []
+
+    def attend(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        inputs.append(x)
+        return x
+
+    probe: Any = private_copy(block)
     probe._forward_pre_hooks.clear()  # this function runs inside one
-    probe.norm1, probe.attn = nn.Identity(), StandIn()
+    probe.norm1, probe.attn = nn.Identity(), nn.Identity()
+    probe.attn.forward = attend
     probe(coordinates.movedim(-1, 1) if first else coordinates, *args)
-    seen = probe.attn.seen.movedim(1, -1) if first else probe.attn.seen
+    seen = inputs[0].movedim(1, -1) if first else inputs[0]
     rows, cols = seen[..., :2].flatten(1, -2).long().unbind(-1)
     window = (seen.shape[1], seen.shape[2]) if seen.dim() == 4 else to_2tuple(block.window_size)
     return grid, torch.where(rows > 0, (rows - 1) * width + cols - 1, -1), window
@@ -145,11 +145,7 @@ def read_probs(
         look: Callable[[LayerProbs], T],
         kinds: Any = TRANSFORMER_ATTENTION,
 ) -> List[T]:
-    """Apply a function to the probabilities of each attention layer of some types, in forward order.
-
-    Raises:
-        ValueError: If the places of the tokens are unknown.
-    """
+    """Apply a function to the probabilities of each attention layer of some types, in forward order."""
     net = private_copy(model)
     seen: List[T] = []
     context: Dict[Any, Any] = {}  # by layer: grid, and for windows places and window size

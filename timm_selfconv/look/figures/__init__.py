@@ -10,7 +10,6 @@ except ImportError as e:
 from .accuracy import figure_accuracy, read_curve, read_curves, shipped_curves
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
 from .draw import draw_figures
-from .footprints import figure_footprints
 from .kernels import figure_kernels, figure_shifts
-from .maps import figure_average, figure_query
+from .maps import figure_average, figure_footprints, figure_query
 from .style import check_ending, save_figure, save_figures

@@ -78,10 +78,6 @@ def read_curves(runs: Sequence[Union[str, Path]]) -> Dict[str, List[Curve]]:
     return curves
 
 
-def final_accuracies(runs: Sequence[Curve]) -> List[float]:
-    return [list(run['eval_top1'].values())[-1] for run in runs]
-
-
 @styled
 def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
     """Validation accuracy and training loss over epochs: mean and range of the runs with the same name.
@@ -89,17 +85,17 @@ def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
     Args:
         curves: From :func:`read_curves`.
     """
-    curves = dict(sorted(curves.items(), key=lambda item: -np.mean(final_accuracies(item[1]))))
-    several = max(map(len, curves.values())) > 1
+    last = {name: [list(run['eval_top1'].values())[-1] for run in runs] for name, runs in curves.items()}
+    names = sorted(curves, key=lambda name: -np.mean(last[name]))
     small = 'legend: accuracy after the last epoch'
-    if several:
+    if any(len(runs) > 1 for runs in curves.values()):
         small = f'line: mean of the runs of a net; band: lowest to highest; {small}'
     figure = titled_figure(2.3 + 0.12 * len(curves), 'Learning curves', small)
     measured = [key for key in PANELS if any(run[key] for runs in curves.values() for run in runs)]
     for ax, key in zip(figure.subplots(1, len(measured), squeeze=False)[0], measured):
-        for number, runs in enumerate(curves.values()):
-            epochs = list(runs[0][key])
-            values = np.array([list(run[key].values()) for run in runs])
+        for number, name in enumerate(names):
+            epochs = list(curves[name][0][key])
+            values = np.array([list(run[key].values()) for run in curves[name]])
             color = head_style(2 * number)[0]  # neighbouring colours are alike
             ax.plot(
                 epochs, values.mean(0), color=color, marker='osD^v'[number % 5], markersize=3, markeredgecolor='white',
@@ -111,9 +107,9 @@ def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
         ax.grid(axis='y', color='0.9', linewidth=0.5)
         ax.spines[['top', 'right']].set_visible(False)
     labels = []
-    for name, runs in curves.items():
-        last = final_accuracies(runs)
-        spread = f' ({min(last):.1f} to {max(last):.1f}, {len(last)} runs)' if len(last) > 1 else ''
-        labels.append(f'{name}: {np.mean(last):.1f} %{spread}')
+    for name in names:
+        top1 = last[name]
+        spread = f' ({min(top1):.1f} to {max(top1):.1f}, {len(top1)} runs)' if len(top1) > 1 else ''
+        labels.append(f'{name}: {np.mean(top1):.1f} %{spread}')
     figure.legend(figure.axes[0].lines, labels, loc='outside lower center')
     return figure

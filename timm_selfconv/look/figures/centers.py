@@ -33,29 +33,24 @@ MARGIN = 1.25  # pixels around the grid, for centres outside
 
 
 def mass_ellipse(covariance: torch.Tensor, mass: float) -> Tuple[float, float, float]:
-    """Ellipse around the centre of a 2-D Gaussian that holds a share of it: 1 - exp(-r^2 / 2) within r deviations.
+    """Ellipse around the centre of a Gaussian that holds a share of it: 1 - exp(-r^2 / 2) within r standard deviations.
 
-    Args:
-        covariance: In pixels^2, rows before columns, shape (2, 2).
-        mass: The share.
-
-    Returns:
-        Long and short half-axis in pixels, and the angle of the long one in degrees, from the column axis to the row
-        axis.
+    Returns the long and the short half-axis, and the angle from the column axis to the long one in degrees.
     """
     variances, axes = torch.linalg.eigh(covariance.cpu().double())
     short, long = (math.sqrt(-2 * math.log1p(-mass)) * variances.clamp(min=0.).sqrt()).tolist()
     return long, short, math.degrees(math.atan2(axes[0, 1], axes[1, 1]))
 
 
-def density_level(attention: torch.Tensor, mass: float) -> float:
-    """Smallest value of the fewest pixels that hold a share of a map, shape (H, W). Pixels that tie count too."""
-    values = attention.cpu().double().flatten().sort(descending=True).values
-    return float(values[(values.cumsum(0) < mass * values.sum()).sum()])
+def half(attention: torch.Tensor) -> torch.Tensor:
+    """The fewest pixels that hold half of a map, and those that tie, as a mask, shape (H, W)."""
+    attention = attention.cpu().double()
+    values = attention.flatten().sort(descending=True).values
+    return attention >= values[(values.cumsum(0) < values.sum() / 2).sum()]
 
 
 def everywhere(attention: torch.Tensor) -> bool:
-    return float((attention >= density_level(attention, 0.5)).double().mean()) > EVERYWHERE
+    return float(half(attention).double().mean()) > EVERYWHERE
 
 
 def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, query: Grid) -> torch.Tensor:
@@ -105,9 +100,8 @@ def draw_grid(ax: Axes, grid: Grid, query: Grid, margin: float) -> Rectangle:
         zorder=-2)
     ax.add_patch(border)
     ax.plot(0, 0, marker='+', color='black', markersize=6, markeredgewidth=0.8, linestyle='', zorder=4)
-    (top, left), (bottom, right) = ([-q - 0.5 - margin for q in query],
-                                    [n - q - 0.5 + margin for n, q in zip(grid, query)])
-    ax.set(xlim=(left, right), ylim=(bottom, top), aspect='equal')
+    ax.set(aspect='equal', xlim=(-query[1] - 0.5 - margin, grid[1] - query[1] - 0.5 + margin),
+           ylim=(grid[0] - query[0] - 0.5 + margin, -query[0] - 0.5 - margin))  # rows run downwards
     for axis, q, n in ((ax.yaxis, query[0], grid[0]), (ax.xaxis, query[1], grid[1])):
         axis.set_ticks([t for t in range(-q, n - q) if t % max(1, n // 4) == 0])
     ax.spines[:].set_visible(False)
@@ -184,7 +178,7 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Grid) -> None:
         if everywhere(image):
             wide.append(head)
             continue
-        region = torch.nn.functional.pad((image >= density_level(image, 0.5)).cpu().double(), (1, 1, 1, 1))
+        region = torch.nn.functional.pad(half(image).double(), (1, 1, 1, 1))
         size = [FINE * (n - 1) + 1 for n in region.shape]  # in steps of a fraction of a pixel, for a smooth line
         smooth = torch.nn.functional.interpolate(region[None, None], size, mode='bicubic', align_corners=True)[0, 0]
         rows, cols = (torch.arange(n) / FINE - 1 - q for n, q in zip(size, query))
@@ -226,12 +220,7 @@ def figure_centers(layers: Sequence[Blobs], grids: Sequence[Grid], net: str = ''
 
 
 @styled
-def figure_regions(
-        maps: Sequence[torch.Tensor],
-        query: Optional[Tuple[int, int]] = None,
-        small: str = '',
-        net: str = '',
-) -> Figure:
+def figure_regions(maps: List[torch.Tensor], query: Optional[Grid] = None, small: str = '', net: str = '') -> Figure:
     """Like :func:`figure_centers` for any heads: the highest-density region of each map.
 
     Args:
@@ -272,7 +261,6 @@ def figure_training(history: Dict[float, List[Blobs]], grid: Grid, net: str = ''
         for row, layer in enumerate(blobs):
             draw_blobs(axes[row, column], layer, grid, 4)
             axes[row, column].tick_params(labelsize=5)
+            axes[row, 0].set_ylabel(f'layer {row}')
         axes[0, column].set_title(f'{epochs:.3g} epoch{"" if epochs == 1 else "s"}' if epochs else 'untrained')
-    for row in range(layers):
-        axes[row, 0].set_ylabel(f'layer {row}')
     return figure

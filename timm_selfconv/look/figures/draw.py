@@ -12,15 +12,13 @@ from timm_selfconv.look.attention_maps import attention_maps, footprint_weights,
 from timm_selfconv.look.heads import check_input, report_maps
 from timm_selfconv.theory import position_blobs
 from .centers import figure_centers, figure_regions, figure_training, training_blobs
-from .footprints import figure_footprints
 from .kernels import figure_kernels
-from .maps import figure_average, figure_query
+from .maps import figure_average, figure_footprints, figure_query
 
 __all__ = ['draw_figures']
 
 BATCH_SIZE = 8
 WINDOW = 7  # pixels, the paper's zoom in Fig. 5
-KERNEL_SIZE = 3
 REPORTED = 8  # images for the figure of kernels
 
 
@@ -82,15 +80,13 @@ def draw_figures(
     maps = mean_over(seen, lambda batch: attention_maps(model, batch))
     grids = [(m.shape[-2], m.shape[-1]) for m in maps]
     note = over_images(len(seen))
-    blobs = position_blobs(model)
-    seen = seen[:REPORTED]
-    layers = report_maps(model, seen, KERNEL_SIZE)
+    blobs, reported = position_blobs(model), seen[:REPORTED]
     figures = {
         'centers': figure_regions(maps, query, note, net) if blobs is None else figure_centers(blobs, grids, net),
         'attention': figure_query(maps, query, small=note, net=net),
         f'attention-{WINDOW}x{WINDOW}': figure_query(maps, query, WINDOW, note, net=net),
         'average': figure_average(maps, note, net=net),
-        'kernels': figure_kernels(layers, over_images(len(seen)), net),
+        'kernels': figure_kernels(report_maps(model, reported, 3), over_images(len(reported)), net),
     }
     for name, image in tqdm(list(zip(names, images)), desc='pictures', leave=False, disable=None):
         single = [m[0] for m in attention_maps(model, image[None])]

@@ -29,12 +29,11 @@ def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
     ax.vlines(lines, -reach - 0.5, reach + 0.5, color='0.9', linewidth=0.3, zorder=-2)
     ax.add_patch(Rectangle((-1.5, -1.5), 3, 3, fill=False, linewidth=0.6, zorder=2))
     ax.plot(0, 0, marker='+', color='black', markersize=4, markeredgewidth=0.6, zorder=3)
-    for head in layer.heads:
-        if head.head not in layer.kernel.fixed:
-            ax.add_patch(Circle(
-                head.center[::-1], head.spread, fill=False, color=head_style(head.head)[0], linestyle='--',
-                linewidth=0.5))
     kernel = layer.kernel
+    for head in layer.heads:
+        if head.head not in kernel.fixed:
+            color, _ = head_style(head.head)
+            ax.add_patch(Circle(head.center[::-1], head.spread, fill=False, color=color, linestyle='--', linewidth=0.5))
     for row, col in kernel.taps:
         heads = [number for number in kernel.fixed if kernel.heads[number].offset == (row, col)]
         for number in heads:
@@ -64,7 +63,7 @@ def figure_kernels(layers: Sequence[LayerReport], small: str = '', net: str = ''
     wide = [head.center for layer in layers for head in layer.heads if head.head not in layer.kernel.fixed]
     offsets = [offset for layer in layers for offset in layer.kernel.taps] + wide
     reach = max(2, math.ceil(max(abs(x) for offset in offsets for x in offset)) + 1)
-    figure, axes = layer_panels(len(layers), 'Convolutions that the heads learned', f'{small}{KEY}', net, True)
+    figure, axes = layer_panels(len(layers), 'Convolutions that the heads learned', f'{small}{KEY}', net)
     for ax, layer in zip(axes, layers):
         draw_kernel(ax, layer, reach)
     return figure

@@ -1,4 +1,8 @@
-"""Attention maps, a layer per row and a head per column (paper, Fig. 5 to 10; report, Fig. 3, 4, 8, 20 to 23)."""
+"""Maps, a layer per row and a head per column.
+
+Attention maps (paper, Fig. 5 to 10; report, Fig. 3, 4, 8, 20 to 23) and weights of vector attention over its footprint
+(report, Fig. 18 and 19).
+"""
 import math
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -7,14 +11,14 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, ListedColormap, PowerNorm
+from matplotlib.colors import CenteredNorm, LinearSegmentedColormap, ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from timm_selfconv.theory import mean_distance
 from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figure
 
-__all__ = ['draw_rows', 'figure_average', 'figure_query', 'queries_of']
+__all__ = ['figure_average', 'figure_footprints', 'figure_query', 'queries_of']
 
 SCALE = 'above each panel: its head, its largest value'
 Grid = Tuple[int, int]
@@ -25,11 +29,7 @@ COVERED = 0.99  # quantile of an average at the end of the colour scale
 
 
 def queries_of(maps: Sequence[torch.Tensor], query: Optional[Grid]) -> List[Grid]:
-    """A query of the first layer's grid, by default the middle, at the same place on each layer's grid.
-
-    Raises:
-        ValueError: If it is not on the grid.
-    """
+    """A query of the first layer's grid, by default the middle, at the same place on each layer's grid."""
     height, width = maps[0].shape[-2:]
     i, j = query or (height // 2, width // 2)
     if not (0 <= i < height and 0 <= j < width):
@@ -208,3 +208,26 @@ def figure_average(
     most = float(torch.cat([row.flatten() for row in rows]).quantile(COVERED))  # a bright corner hides the rest
     title = 'Attention that each pixel receives, mean over all queries'
     return draw_maps(rows, title, small, net, most, picture=picture)
+
+
+@styled
+def figure_footprints(weights: Sequence[torch.Tensor], names: Sequence[str], small: str = '', net: str = '') -> Figure:
+    """Mean weights over the footprint, a bottleneck per row, a weight map per column, all on one scale.
+
+    Args:
+        weights: Weights of each bottleneck, mean over queries and images, shape (maps, K, K). The first 16 maps are
+            drawn. White is 0, or 1 / K^2 for pairwise weights, which sum to 1 over the footprint.
+        names: Names of the bottlenecks, from :func:`timm_selfconv.look.attention_maps.layer_names`.
+        small: More small print.
+        net: Name of the net, for the title.
+    """
+    shown = f'the first {MOST_COLUMNS} weight maps; ' if max(map(len, weights)) > MOST_COLUMNS else ''
+    signed = min(float(w.min()) for w in weights) < 0
+    neutral = 'zero' if signed else 'what equal weights would be'
+    middle = 0. if signed else 1 / weights[0][0].numel()
+    norm = CenteredNorm(middle, max(float((w - middle).abs().max()) for w in weights))
+    return draw_rows(
+        [w[:MOST_COLUMNS] for w in weights], names, ScalarMappable(norm, 'PuOr'), 'weight of a pixel of the footprint',
+        'Weights over the footprint',
+        f'{small}{shown}mean over all queries; a weight map serves a share of the channels; white: {neutral}',
+        net)
