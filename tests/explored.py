@@ -21,13 +21,19 @@ def picture(seed):
 def create(name, gain=1., **kwargs):
     """Create a small net with random weights. A gain above 1 makes peaked maps in nets with content."""
     torch.manual_seed(0)
-    model = timm.create_model(name, **dict({} if name.startswith('san_') else SMALL, **kwargs)).eval()
-    model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, 16, 24))
+    own = name.startswith(('sa_', 'san_', 'resvit_'))
+    size = (16, 24) if own else (48, 80)
+    small = {} if name.startswith('san_') else SMALL if own else dict(img_size=size)
+    model = timm.create_model(name, **{**small, **kwargs}).eval()
+    model.pretrained_cfg = dict(model.pretrained_cfg, input_size=(3, *size), crop_pct=1.)
     with torch.no_grad():
-        for parameter in (p for n, p in model.named_parameters() if n.endswith('query.weight')):
-            parameter.mul_(gain)
-        for parameter in (p for n, p in model.named_parameters() if n.endswith('spreads')):
-            parameter.add_(0.4 * torch.randn_like(parameter))  # precisions that couple the axes
+        for key, parameter in model.named_parameters():
+            if not own and parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+            elif key.endswith('query.weight'):
+                parameter.mul_(gain)
+            elif key.endswith('spreads'):
+                parameter.add_(0.4 * torch.randn_like(parameter))  # precisions that couple the axes
     return model
 
 

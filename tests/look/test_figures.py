@@ -9,11 +9,13 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from matplotlib.patches import Circle, Rectangle
 from matplotlib.transforms import Bbox
 
 from drawn import SMALL, assert_drawn, panels, quadratic_net, texts
 from head_maps import random_maps
 from timm_selfconv.look import attention_maps as maps_module, figures
+from timm_selfconv.look.heads import report_heads
 from timm_selfconv.theory import convs_to_attention
 from timm_selfconv.weights.history import write_history
 
@@ -21,9 +23,14 @@ from timm_selfconv.weights.history import write_history
 
 
 def test_averages_are_what_a_key_receives_from_all_queries():
-    maps = random_maps(2, 3, 4)
-    average = sum(maps[:, i, j] for i in range(3) for j in range(4)) / 12
-    assert_drawn(panels(figures.figure_average([maps])), average)
+    maps = random_maps(9, 5, 5) / 10
+    maps[0, ..., 0, 0] += 0.9  # one corner does not darken the rest
+    average = sum(maps[:, i, j] for i in range(5) for j in range(5)) / 25
+    figure = figures.figure_average([maps])
+    assert_drawn(panels(figure), average)
+    assert all(image.get_clim()[1] < 0.5 for image in figure.axes[0].images)
+    assert 'the largest 1 % share its end' in figure.axes[1].get_xlabel()
+    assert any(text.get_text().startswith('.9') for text in figure.axes[0].texts)
 
 
 def test_windows_end_at_the_grid():
@@ -58,39 +65,25 @@ def test_the_query_is_framed_in_the_picture_and_in_maps_over_it():
     np.testing.assert_array_equal(top.images[0].get_array(), picture)
     most = maps[:, 2, 1].max()
     frames = zip(ax.images[::2], ax.images[1::2], ax.patches[2::3], maps[:, 2, 1], strict=True)
-    for grey, over, mark, expected in [(None, top.images[0], top.patches[1], None), *frames]:
+    for grey, over, mark, expected in frames:  # light, for readable text; transparent without attention
         left, right, bottom, above = over.get_extent()
-        assert mark.get_xy() == pytest.approx((left + (right - left) / 4, above + (bottom - above) * 2 / 3))
-        assert (mark.get_width(), mark.get_height()) == pytest.approx(((right - left) / 4, (bottom - above) / 3))
-        if grey is not None:  # light, for readable text; transparent without attention
-            np.testing.assert_allclose(grey.get_array(), 0.45 + 0.55 * picture.mean(-1), rtol=1e-6)
-            assert grey.get_extent() == over.get_extent()
-            np.testing.assert_allclose(over.get_alpha(), (expected / most).sqrt(), rtol=1e-6)
+        h, w = bottom - above, right - left
+        assert mark.get_bbox().bounds == pytest.approx((left + w / 4, above + h * 2 / 3, w / 4, h / 3))
+        np.testing.assert_allclose(grey.get_array(), 0.45 + 0.55 * picture.mean(-1), rtol=1e-6)
+        np.testing.assert_allclose(over.get_alpha(), (expected / most).sqrt(), rtol=1e-6)
 
 
 def test_all_panels_have_one_scale():
     """The scale goes from zero to the largest value of all heads, so a flat head is dark next to a sharp one."""
-    torch.manual_seed(0)
     maps = [random_maps(2, 3, 4), torch.full((1, 3, 4, 3, 4), 1 / 12)]
     most = max(layer[:, 1, 2].max().item() for layer in maps)
     ax, bar = figures.figure_query(maps).axes
     shares = [text.get_text() for text in ax.texts if '.' in text.get_text()]
     for image, share, layer in zip(ax.images, shares, torch.cat(maps), strict=True):
         assert image.get_clim() == (0., pytest.approx(most))
-        assert image.get_cmap().name == 'viridis'  # as in the explorer
         assert float(share) == pytest.approx(layer[1, 2].max().item(), abs=0.006)
-    assert 'square-root scale' in bar.get_xlabel()
     assert bar.get_xlim() == (0., pytest.approx(most))
     assert [label.get_text() for label in bar.get_xticklabels()][::4] == ['0', f'{most:.2g}']
-
-
-def test_one_corner_does_not_darken_an_average():
-    maps = torch.full((9, 5, 5, 5, 5), 1 / 25)
-    maps[0, ..., 0, 0] = 0.9
-    figure = figures.figure_average([maps])
-    assert all(image.get_clim() == (0., pytest.approx(1 / 25)) for image in figure.axes[0].images)
-    assert 'the largest 1 % share its end' in figure.axes[1].get_xlabel()
-    assert '.90' in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_panels_of_many_heads_do_not_overlap():
@@ -155,6 +148,29 @@ def test_curves_that_cannot_be_read(tmp_path):
         figures.read_curves([tmp_path / 'b.44.history.json'])
 
 
+# kernels
+
+
+def test_taps_are_squares_of_their_attention_and_other_heads_circles():
+    net = quadratic_net()
+    with torch.no_grad():
+        net.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., -2.], [3., 0.]]))
+        net.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 2.]))
+    layers = report_heads(net)
+    figure = figures.figure_kernels(layers)
+    first, second = figure.axes
+    kernel, *squares = [patch for patch in first.patches if isinstance(patch, Rectangle)]
+    assert (kernel.get_xy(), kernel.get_width(), kernel.get_height()) == ((-1.5, -1.5), 3, 3)
+    for square, (row, col), head in zip(squares, ((1, -2), (3, 0)), layers[0].kernel.heads, strict=True):
+        assert square.get_width() * square.get_height() == pytest.approx(head.mean)
+        assert square.get_center() == pytest.approx((col, row))
+    assert [text.get_text() for text in first.texts] == ['0', '1']
+    assert first.get_title() == 'layer 0: 2 of 2 heads, 2 offsets'
+    circle = next(patch for patch in second.patches if isinstance(patch, Circle))
+    assert circle.center == layers[1].heads[0].center[::-1] and circle.radius == layers[1].heads[0].spread
+    assert all(ax.get_ylim() == (4.5, -4.5) for ax in figure.axes)  # rows downwards
+
+
 # all of them
 
 
@@ -186,7 +202,6 @@ def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     all_maps = maps_module.attention_maps(net, images)
     assert_drawn(panels(drawn['attention']), torch.cat([m.mean(0)[:, 1, 2] for m in all_maps]))
     assert 'mean over 9 images' in texts(drawn['attention'])[1]
-    assert 'mean over 8 images' in texts(drawn['kernels'])[1]
     picture, *single = panels(drawn['attention-cat'])
     std, mean = (torch.tensor(net.pretrained_cfg[key]) for key in ('std', 'mean'))
     np.testing.assert_allclose(picture, (images[0].permute(1, 2, 0) * std + mean).clamp(0, 1), rtol=1e-5)

@@ -37,10 +37,10 @@ def test_numbers_are_compared_and_rows_need_what_they_are_given(monkeypatch, cap
     main(['findings', '--json'])
     assert [row['here'] for row in json.loads(capsys.readouterr().out)] == ['1 of 2 heads', '2 of 2 heads']
     main(['findings'])
-    assert capsys.readouterr().out.splitlines()[-1].split()[-3:] == ['no', 'heads', 'NET']
+    assert capsys.readouterr().out.split()[-3:] == ['no', 'heads', 'NET']
 
 
-def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys):
+def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys, refused):
     net, seen = quadratic_net(), []
     with torch.no_grad():
         net.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., -2.], [3., 0.]]))
@@ -63,13 +63,12 @@ def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys):
         dict(heads=1, shifts=[0.02], mean=[0.03], random=[0.04, 0.05]),
         dict(heads=len(heads), shifts=[0.06], mean=[0.07], random=[])]
 
+    lines = figure_shifts({'net': rows}).axes[0].lines
+    assert [line.get_ydata().tolist() for line in lines] == [
+        [0.01, 0.02, 0.06], [0.01, 0.03, 0.07], [0.01, 0.04], [0.01, 0.05]]
     monkeypatch.setattr('timm_selfconv.commands.findings.create_model', lambda name: net)
     monkeypatch.setattr('timm_selfconv.commands.findings.shift_points', lambda model, accuracy: rows)
-    file = tmp_path / 'shifts.png'
-    main(['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output', str(file)])
-    with pytest.raises(SystemExit):
-        main(['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output', str(tmp_path / 'shifts')])
-    assert file.read_bytes().startswith(b'\x89PNG') and '"random": [0.04, 0.05]' in capsys.readouterr().out
-    first, = figure_shifts({'net': rows}).axes
-    assert [line.get_ydata().tolist() for line in first.lines] == [
-        [0.01, 0.02, 0.06], [0.01, 0.03, 0.07], [0.01, 0.04], [0.01, 0.05]]
+    command = ['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output']
+    main([*command, str(tmp_path / 'shifts.png')])
+    assert '"random": [0.04, 0.05]' in capsys.readouterr().out and (tmp_path / 'shifts.png').is_file()
+    refused('shifts', [*command, tmp_path / 'shifts'])

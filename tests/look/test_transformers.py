@@ -1,7 +1,5 @@
-"""Attention maps of timm's transformers. ``python tests/look/test_transformers.py`` prints the chapter's lists."""
+"""Attention maps of timm's transformers."""
 import math
-import textwrap
-from pathlib import Path
 
 import pytest
 import timm
@@ -14,7 +12,6 @@ from timm_selfconv.look.attention_maps import attention_layers, attention_maps, 
 from timm_selfconv.look.transformers import WINDOW_BLOCKS, read_probs
 from timm_selfconv.models import zoo_names
 
-README = Path(__file__).resolve().parents[2] / 'timm_selfconv' / 'look' / 'README.md'
 VIT = dict(img_size=(48, 64), embed_dim=24, depth=1, num_heads=3)
 SWIN = dict(img_size=(48, 80), embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4)
 # one small net for each kind of attention
@@ -130,13 +127,12 @@ def test_tokens_lie_row_by_row(name):
 def test_windows_lie_where_their_pixels_meet(name):
     """A change of one input pixel of a block changes the output pixels that attend to it."""
     model, images = (given.double() for given in tiny(name))
-    blocks, inputs = [m for m in model.modules() if isinstance(m, WINDOW_BLOCKS)], []
-    hooks = [block.register_forward_pre_hook(lambda _, args: inputs.append(args)) for block in blocks]
+    inputs = []
+    for block in [m for m in model.modules() if isinstance(m, WINDOW_BLOCKS)]:
+        block.register_forward_pre_hook(lambda block, args: inputs.append((block, *args)))
     with torch.no_grad():
         model(images[:1])
-        for hook in hooks:
-            hook.remove()
-        for maps, block, (x, *args) in zip(attention_maps(model, images[:1]), blocks, inputs, strict=True):
+        for maps, (block, x, *args) in zip(attention_maps(model, images[:1]), inputs[:]):
             height, width = maps.shape[-2:]
             for row, col in {(0, 0), (height // 2, width // 2), (height - 1, 1), (min(2, height - 1), width - 2)}:
                 changed = x.clone()
@@ -186,30 +182,12 @@ def module(name):
     return timm.models._registry._model_to_module[name]
 
 
-def supported():
-    """Return the lists of the chapter: timm's modules by kind of attention."""
-    lists = {'Patches and class token': [], 'Patches': [], 'Windows': [], 'Not supported': list(REFUSED)}
-    for name in READ:
-        model, images = tiny(name)
-        windows = any(probs.places is not None for probs in read_probs(model, images, lambda probs: probs))
-        lists['Windows' if windows else 'Patches and class token' if has_class_token(model) else 'Patches'].append(name)
-    modules = {how: {module(name) for name in names} for how, names in lists.items()}
-    lines = []
-    for how, names in lists.items():
-        shared = {where for other in modules if other != how for where in modules[other]}
-        words = sorted({f'`{module(name)}`' + f' (`{name}`)' * (module(name) in shared) for name in names})
-        lines += textwrap.wrap(f'- {how}: {", ".join(words)}', 100, subsequent_indent='  ', break_on_hyphens=False)
-    return '\n'.join(lines) + '\n'
-
-
 @pytest.mark.slow
-def test_the_chapter_lists_the_transformers_that_can_be_read():
-    assert supported() in README.read_text()
-
-
-@pytest.mark.slow
-def test_the_lists_have_all_of_timms_modules_with_attention():
+def test_the_chapter_and_these_lists_name_all_of_timms_modules_with_attention(repo):
     """Of each other module, the first net has no attention."""
+    read, _, refused = (repo / 'timm_selfconv' / 'look' / 'README.md').read_text().partition('- Not supported:')
+    for names, text in ((READ, read), (REFUSED, refused)):
+        assert [name for name in names if f'`{module(name)}`' not in text] == []
     known = {module(name) for name in (*READ, *REFUSED, *zoo_names())}
     others = [next(name for name in timm.list_models() if module(name) == where)
               for where in sorted(set(timm.list_modules()) - known)]
@@ -219,7 +197,3 @@ def test_the_lists_have_all_of_timms_modules_with_attention():
             images = torch.randn(1, *model.pretrained_cfg['input_size'])
         with pytest.raises(ValueError, match='has no attention maps' if name in others else r'^model=\w+: '):
             attention_maps(model, images)
-
-
-if __name__ == '__main__':
-    print(supported())

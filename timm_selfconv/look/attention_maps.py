@@ -173,7 +173,7 @@ def class_attention(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor
     if not has_class_token(model):
         raise ValueError(f'model={type(model).__name__}: has no class token')
     attention_layers(model)  # raises if it cannot be read
-    maps = read_probs(model, images, LayerProbs.class_maps, (*TRANSFORMER_ATTENTION, ClassAttn))
+    maps = read_probs(model, images, LayerProbs.class_maps, class_layers=True)
     return [m for m in maps if m is not None]
 
 

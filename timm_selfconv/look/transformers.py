@@ -8,7 +8,7 @@ import torch.nn as nn
 from timm.layers import Attention, AttentionRope, to_2tuple
 from timm.models import beit, fastvit, gcvit, maxxvit, swin_transformer, swin_transformer_v2, swin_transformer_v2_cr, \
     vision_transformer_sam, visformer
-from timm.models.cait import TalkingHeadAttn
+from timm.models.cait import ClassAttn, TalkingHeadAttn
 from timm.models.convit import GPSA, MHSA
 from timm.models.eva import EvaAttention
 from timm.models.naflexvit import NaFlexVit
@@ -143,10 +143,10 @@ def read_probs(
         model: nn.Module,
         images: torch.Tensor,
         look: Callable[[LayerProbs], T],
-        kinds: Any = TRANSFORMER_ATTENTION,
+        class_layers: bool = False,
 ) -> List[T]:
-    """Apply a function to the probabilities of each attention layer of some types, in forward order."""
-    net = private_copy(model)
+    """Apply a function to the probabilities of each layer, in forward order, without layers of the class token only."""
+    net, kinds = private_copy(model), (*TRANSFORMER_ATTENTION, *[ClassAttn] * class_layers)
     seen: List[T] = []
     context: Dict[Any, Any] = {}  # by layer: grid, and for windows places and window size
 
