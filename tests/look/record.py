@@ -50,13 +50,11 @@ def record(browser: Any, file: Path, folder: Path, *pictures: Path) -> None:
     shoot(page, full_page=True).save(folder / 'theorem.png', optimize=True)
 
     images = dict(zip([path.name for path in pictures], open_images(pictures)))
-    text = explorer_page(timm.create_model(NET, pretrained=True), images, NET, net_caption(NET), NET)
-    view = 'image=1&at=0.45,0.6'
+    text, view = explorer_page(timm.create_model(NET, True), images, NET, net_caption(NET), NET), 'image=1&at=0.45,0.6'
     shoot(open_page(text, f'{view}&head=1.2'), full_page=True).save(folder / 'explorer.png', optimize=True)
     shoot(open_page(text, view, PHONE)).save(folder / 'explorer-phone.png', optimize=True)
 
 
-if __name__ == '__main__':
-    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as temporary:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        record(browser, Path(temporary, 'page.html'), *map(Path, sys.argv[1:]))
+with sync_playwright() as playwright, tempfile.TemporaryDirectory() as temporary:
+    record(playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS), Path(temporary, 'page.html'),
+           *map(Path, sys.argv[1:]))

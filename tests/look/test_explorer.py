@@ -59,9 +59,6 @@ def test_the_page_has_the_maps_of_the_net(name, kwargs, finest, open_page):
             assert ((values - expected).abs() <= limit + 1e-6).all()
             if not vector:
                 torch.testing.assert_close(values.sum((-2, -1)), expected.sum((-2, -1)), atol=1e-5, rtol=0)
-    if vector:
-        names = page.evaluate('net.layers.map(layer => layer.name)')
-        assert names == (['Pass 0, block 0', 'Pass 1, block 0'] if 'hier' in name else ['Bottleneck 0', 'Bottleneck 1'])
 
 
 @pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'cait_xxs24_224'])

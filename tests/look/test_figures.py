@@ -235,6 +235,8 @@ def test_vector_attention_gets_footprints():
     figure, = figures.draw_figures(net, images).values()
     expected = [w.mean((0, 2, 3)) for w in maps_module.footprint_weights(net, images)]
     assert_drawn(panels(figure), torch.cat(expected))
+    names = [text.get_text() for text in figure.axes[0].texts]
+    assert [name for name in names if ', ' in name] == ['pass 0, block 0', 'pass 1, block 0']
 
 
 # files

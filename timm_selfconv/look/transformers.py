@@ -146,7 +146,7 @@ def read_probs(
         class_layers: bool = False,
 ) -> List[T]:
     """Apply a function to the probabilities of each layer, in forward order, without layers of the class token only."""
-    net, kinds = private_copy(model), (*TRANSFORMER_ATTENTION, *[ClassAttn] * class_layers)
+    net, kinds = private_copy(model), (*TRANSFORMER_ATTENTION, ClassAttn) if class_layers else TRANSFORMER_ATTENTION
     seen: List[T] = []
     context: Dict[Any, Any] = {}  # by layer: grid, and for windows places and window size
 
