@@ -70,7 +70,8 @@ def test_every_dot_has_its_heads_number_and_colour_and_numbers_do_not_overlap():
 
 def test_drawn_lines_are_around_the_pixels_of_the_region():
     torch.manual_seed(0)
-    maps = (torch.tensor([[1.], [3.], [9.], [0.5]]) * torch.randn(4, 20, 1, 20)).softmax(-1).view(4, 4, 5, 4, 5)
+    sharpness = torch.tensor([1., 3., 9., 2.])[:, None, None]
+    maps = (sharpness * torch.randn(4, 20, 20)).softmax(-1).view(4, 4, 5, 4, 5)
     ax, = figures.figure_regions([maps], (3, 1), 'small; ', 'a net').axes
     dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines[1:]]
     assert ax.get_ylim()[0] > ax.get_ylim()[1] and len(ax.collections) == 4

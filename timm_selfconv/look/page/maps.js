@@ -6,7 +6,7 @@
  *              token: boolean, head: number | null, epoch: number | null }} State */
 
 /** @param {string} text bytes as zlib stream in base64 @param {any} Type of the array */
-export async function unpack(text, Type) {
+async function unpack(text, Type) {
   const fromBase64 = /** @type {any} */ (Uint8Array).fromBase64;
   let bytes = fromBase64 && fromBase64.call(Uint8Array, text);
   if (!bytes) {  // a plain loop: Uint8Array.from with a function takes ten times as long
@@ -28,7 +28,7 @@ function softmax(scores) {
 /** A Gaussian on a grid around a query: mean and covariance as the history of a training has them.
  * @param {Float32Array} head row, column, variance of rows, of columns, covariance
  * @param {Pair} shape @param {number[]} query @param {Float32Array} out */
-export function gaussianMap([row, col, rows, cols, both], [height, width], [q1, q2], out) {
+function gaussianMap([row, col, rows, cols, both], [height, width], [q1, q2], out) {
   const [a, b] = [rows, cols].map(x => Math.max(x, 1e-3)), det = Math.max(a * b - both * both, 1e-6);
   const scores = new Float64Array(height * width);
   for (let k = 0; k < scores.length; k++) {

@@ -31,7 +31,7 @@ export const centersOf = layer =>
   tapsOf(layer).map((tap, i) => tap.map((offset, axis) => offset + layer.moved[i][axis]));
 
 /** @param {Picture} picture @param {number} width @returns {Picture} */
-export function pad({ channels, rows, cols, values }, width) {
+function pad({ channels, rows, cols, values }, width) {
   const padded = { channels, rows: rows + 2 * width, cols: cols + 2 * width, values: new Float64Array(
     channels * (rows + 2 * width) * (cols + 2 * width)) };
   for (let line = 0; line < channels * rows; line++) {
@@ -127,16 +127,12 @@ export function attend(picture, layer, weights = layer.weights, window = { top: 
   return out;
 }
 
-/** The queries up to `radius` away from one. @param {number[]} query @param {number} radius @returns {Window} */
-export const windowAround = ([row, col], radius) =>
-  ({ top: row - radius, left: col - radius, rows: 2 * radius + 1, cols: 2 * radius + 1 });
-
 /** Each head's own output around a query: NaN where there is no picture.
  * @param {Picture} picture @param {Layer} layer @param {number[]} query @param {number} radius */
 export function copiesAround(picture, layer, query, radius) {
-  const window = windowAround(query, radius), { top, left, rows, cols } = window;
+  const rows = 2 * radius + 1, cols = rows, top = query[0] - radius, left = query[1] - radius;
   return layer.weights.map((_, head) => {
-    const out = attend(picture, layer, layer.weights.map((_, i) => Number(i === head)), window);
+    const out = attend(picture, layer, layer.weights.map((_, i) => Number(i === head)), { top, left, rows, cols });
     return out.map((value, i) => {
       const row = top + Math.floor(i / cols) % rows, col = left + i % cols;
       return row >= 0 && row < picture.rows && col >= 0 && col < picture.cols ? value : NaN;

@@ -35,7 +35,7 @@ function tapGrid(layer, reach) {
 }
 
 /** The theorem's page, beside this one, with a kernel that is one head's shift. @param {number[]} offset */
-export function theoremLink([row, col]) {
+function theoremLink([row, col]) {
   const near = Math.max(Math.abs(row), Math.abs(col)) <= 2, size = near ? 5 : 3, middle = (size * size - 1) / 2;
   const head = near ? middle + 5 * row + col : middle;
   const kernel = Array.from({ length: size * size }, (_, i) => Number(i === head)).join(',');

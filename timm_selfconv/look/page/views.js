@@ -16,7 +16,7 @@ export function digits(x) {
 }
 
 /** A weight in as little room as it takes: two digits, at most four decimals. @param {number} x */
-export const short = x => minus(String(Number(x.toPrecision(2)) && Number(Number(x.toPrecision(2)).toFixed(4))));
+const short = x => minus(String(Number(x.toPrecision(2)) && Number(Number(x.toPrecision(2)).toFixed(4))));
 
 /** A weight's colour, orange below zero and violet above, and the colour of text on it.
  * @param {number} weight @param {number} most */
