@@ -1,4 +1,5 @@
 """The parser, its help and messages; scripts; old names of modules."""
+import contextlib
 import importlib
 import inspect
 import re
@@ -46,27 +47,15 @@ def test_help_of_each_command_begins_with_a_verb_and_has_an_example_that_parses(
         assert args.command == name and args.function is function
 
 
-def test_answers_to_words(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path('page.html').touch()
-    answers = {  # to a command: its message
-        '--version': f'timm-selfconv {timm_selfconv.__version__}\n',
-        'list --recipes': 'muon_tiny ',
-        'list --recipes paper': '/paper.yaml\n',
-        'list --recipes paper.yaml': "recipe='paper.yaml'",
-        'train paper --output run nowhere=1': 'nowhere',
-        'train paper --output run nowhere': 'unrecognized arguments: nowhere',
-        'classify resnet_tinny_cifar x.png': 'did you mean resnet_tiny_cifar',
-        'heads vit_tiny_patch16_2244': 'did you mean vit_tiny_patch16_224,',
-        f'explore {NET} page.html --out page.html': 'page.html exists',
-        f'figures {NET} --out f.pdf': 'needs the name of a folder',
-        f'export {NET} --checkpoint page.html --data x --output . --fact seed': 'needs KEY=VALUE',
-    }
-    for command, answer in answers.items():
-        try:
+def test_answers_that_need_no_net(capsys):
+    for command, answer in {
+            '--version': f'timm-selfconv {timm_selfconv.__version__}\n',
+            'list --recipes': 'muon_tiny ',
+            'list --recipes paper': '/paper.yaml\n',
+            'classify resnet_tinny_cifar x.png': 'did you mean resnet_tiny_cifar',
+            'heads vit_tiny_patch16_2244': 'did you mean vit_tiny_patch16_224,'}.items():
+        with contextlib.suppress(SystemExit):
             main(command.split())
-        except SystemExit:
-            pass
         assert answer in ''.join(capsys.readouterr()), command
 
 

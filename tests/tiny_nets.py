@@ -21,14 +21,19 @@ def noise(*shape, dtype=torch.float64, seed=1):
     return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
 
 
-def random_net(encoding='quadratic', terms=('position',), num_heads=4, seed=0, std=0.7, **kwargs):
-    """Make a net in float64 with parameters that are neither near zero nor symmetric."""
+def randomised(module, seed=0, std=0.7):
+    """Set random parameters that are neither near zero nor symmetric, in eval mode."""
     torch.manual_seed(seed)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return module.eval()
+
+
+def random_net(encoding='quadratic', terms=('position',), num_heads=4, seed=0, std=0.7, **kwargs):
+    """Make a net in float64 with random parameters."""
     small = dict(img_size=8, embed_dim=8, mlp_dim=12, depth=2, dtype=torch.float64)
     net = SelfAttentionNet(encoding=encoding, terms=terms, num_heads=num_heads, **{**small, **kwargs})
-    for parameter in net.parameters():
-        torch.nn.init.normal_(parameter, std=std)
-    return net.eval()
+    return randomised(net, seed, std)
 
 
 @contextlib.contextmanager

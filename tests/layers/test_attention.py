@@ -12,14 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from held import Memory, held_at_once, needs_fakes
 from timm_selfconv import layers
 from timm_selfconv.layers import SelfAttention2d, TERMS
-from tiny_nets import EVERY_KIND
-
-
-def randomise(attn):
-    """Set random parameters that are neither near zero nor symmetric."""
-    for p in attn.parameters():
-        torch.nn.init.normal_(p, std=0.7)
-    return attn
+from tiny_nets import EVERY_KIND, noise, randomised
 
 
 def reference(attn, x, terms, encoding):
@@ -63,9 +56,8 @@ def explicit(attn):
 @pytest.mark.parametrize('encoding,terms', EVERY_KIND)
 def test_every_choice_of_terms_is_equation_8(encoding, terms):
     """Compare maps, outputs and gradients of every formula: default, explicit maps, fused attention, row by row."""
-    torch.manual_seed(0)
-    attn = randomise(SelfAttention2d(4, 2, terms, encoding, grid_size=(3, 2), dtype=torch.float64)).eval()
-    x = torch.randn(2, 3, 2, 4, dtype=torch.float64)
+    attn = randomised(SelfAttention2d(4, 2, terms, encoding, grid_size=(3, 2), dtype=torch.float64))
+    x = noise(2, 3, 2, 4)
 
     def step(out):
         return out, torch.autograd.grad(out.square().sum(), list(attn.parameters()), retain_graph=True)
@@ -110,8 +102,7 @@ def test_probability_dropout_takes_the_map_and_gives_the_same_numbers():
 @pytest.mark.parametrize('encoding,dtype', [
     ('quadratic', torch.float16), ('quadratic_gen', torch.bfloat16), ('learned', torch.bfloat16)])
 def test_maps_of_half_precision_layers_are_made_in_float32(encoding, dtype):
-    torch.manual_seed(0)
-    attn = randomise(SelfAttention2d(8, 3, encoding=encoding, grid_size=(12, 12))).to(dtype)
+    attn = randomised(SelfAttention2d(8, 3, encoding=encoding, grid_size=(12, 12))).to(dtype)
     x = torch.randn(1, 12, 12, 8, dtype=dtype)
     probs = attn.attention_probs(x)
     assert probs.dtype == torch.float32
@@ -206,6 +197,8 @@ def test_inputs_that_do_not_fit_are_named():
             attn(torch.randn(shape))
         with pytest.raises(ValueError, match='needs shape'):
             attn.attention_probs(torch.randn(shape))
+    with pytest.raises(ValueError, match=r'5 positions.*reaches 4.*set_input_size'):
+        SelfAttention2d(8, 2, encoding='learned', grid_size=(4, 4))(torch.zeros(1, 4, 5, 8))
 
 
 def test_a_forward_is_at_most_9_functions_in_4_files():

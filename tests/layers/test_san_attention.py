@@ -5,18 +5,15 @@ import torch
 import torch.nn.functional as F
 
 from timm_selfconv.layers.san_attention import PassBatchNorm2d, SanAttention2d
-from tiny_nets import noise
+from tiny_nets import noise, randomised
 
 
 def attention(kind='pairwise', **kwargs):
     """Make a layer in eval mode with parameters and statistics that are neither near zero nor symmetric."""
-    attn = SanAttention2d(64, kind, dtype=torch.float64, **kwargs).eval()
-    generator = torch.Generator().manual_seed(0)
-    for p in attn.parameters():
-        p.data.normal_(std=0.7, generator=generator)
+    attn = randomised(SanAttention2d(64, kind, dtype=torch.float64, **kwargs))
     for name, statistics in attn.named_buffers():
         if not name.endswith('num_batches_tracked'):
-            statistics.uniform_(0.5, 1.5, generator=generator)
+            statistics.uniform_(0.5, 1.5)
     return attn
 
 

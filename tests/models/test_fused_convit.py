@@ -46,12 +46,11 @@ def test_logits_and_gradients_are_timms(name, kwargs):
 
 
 def test_dropout_drops_the_same_probabilities():
-    model, x = convit(attn_drop_rate=0.3, proj_drop_rate=0.2).train(), noise(2, 3, 64, 64)
-    outs = []
+    model, outs = convit(attn_drop_rate=0.3, proj_drop_rate=0.2).train(), []
     for net in (fuse(model), model):
         net.blocks[2].attn.fused_attn = False  # torch's own drops others
         torch.manual_seed(3)
-        outs.append(net(x))
+        outs.append(net(noise(2, 3, 64, 64)))
     torch.testing.assert_close(*outs)
 
 

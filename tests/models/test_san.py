@@ -10,13 +10,12 @@ from held import Memory, held_at_once
 from timm_selfconv.layers.san_attention import PassBatchNorm2d
 
 HIERARCHICAL = ['san_pairwise_hier_cifar', 'san_patchwise_hier_cifar']
-SMALL = dict(channels=(32,) * 4)
 
 
-def small(name, **kwargs):
+def small(name):
     """Make a narrow net with uneven scales and shifts in its norms."""
     torch.manual_seed(0)
-    model = timm.create_model(name, **dict(SMALL, **kwargs))
+    model = timm.create_model(name, channels=(32,) * 4)
     for norm in model.modules():
         if isinstance(norm, PassBatchNorm2d):
             torch.nn.init.uniform_(norm.weight, 0.5, 1.5)

@@ -8,18 +8,14 @@ from hypothesis import given, settings, strategies as st
 
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.theory import attention_to_conv, attention_to_convs, conv_to_attention, head_kernels
-from tiny_nets import noise, random_net
+from tiny_nets import noise, random_net, randomised
 
 ENCODINGS = ['quadratic', 'quadratic_gen', 'learned']
 
 
 def make_layer(encoding='quadratic', grid_size=(9, 9), seed=0, **kwargs):
-    """A layer with random parameters, far from zero and from symmetry."""
-    torch.manual_seed(seed)
     attn = SelfAttention2d(4, 3, encoding=encoding, grid_size=grid_size, dtype=torch.float64, **kwargs)
-    for parameter in attn.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return attn.eval()
+    return randomised(attn, seed)
 
 
 def place_heads(attn, centers, spreads):
@@ -132,8 +128,5 @@ def test_the_grid_follows_the_image_size():
     assert all(max(block.attn.conv.kernel_size) <= 11 for block in attention_to_convs(net).blocks)
     with pytest.raises(ValueError, match=r'up to \(11, 11\) on a grid of \(12, 12\)'):
         attention_to_convs(net, kernel_size=13)
-
-
-def test_nets_without_position_only_layers_are_refused():
     with pytest.raises(ValueError, match='model: attention depends on content in all layers'):
         attention_to_convs(random_net('learned', ('content', 'position')))

@@ -7,9 +7,6 @@ from hypothesis import given, settings, strategies as st
 
 from timm_selfconv.layers import AbsoluteEncoding, QuadraticEncoding
 from timm_selfconv.layers.encodings import axis_offsets, gaussian_axis_scores, resample_table
-from timm_selfconv.layers.encodings.learned import relative_table
-
-sizes = st.integers(1, 9)
 
 
 def test_initial_centres_and_spreads_follow_the_released_code():
@@ -37,16 +34,6 @@ def test_learned_absolute_encodings_check_the_size_of_the_input():
         learned(torch.zeros(1, 4, 5, 6))
     learned.set_grid_size((4, 5))
     assert learned(torch.zeros(1, 4, 5, 6)).shape == (1, 4, 5, 6)
-
-
-@given(st.integers(1, 6), sizes)
-def test_relative_table_looks_offsets_up(reach, size):
-    table = torch.arange(-(reach - 1), reach).float()[:, None]  # the row of an offset holds the offset
-    if size > reach:
-        with pytest.raises(ValueError, match=rf'{size} positions.*reaches {reach}.*set_input_size'):
-            relative_table(table, size)
-    else:
-        torch.testing.assert_close(relative_table(table, size)[..., 0], axis_offsets(size, table))
 
 
 @given(st.integers(2, 9), st.integers(2, 9))
