@@ -1,129 +1,110 @@
-"""Checkpoints of the released code, against a plain model with its names and conventions."""
-import math
-
+"""Checkpoints of the released code, against its formulas with its names and conventions."""
 import pytest
 import timm
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
-D, SIZE, HEADS = 12, 8, (2, 3)  # 8 x 8 positions of 16 x 16 images
-
-
-class ReleasedAttention(nn.Module):
-    def __init__(self, kind, heads):
-        super().__init__()
-        self.kind, self.heads = kind, heads
-        if kind.startswith('quadratic'):
-            self.attention_centers = nn.Parameter(torch.randn(heads, 2))
-            self.attention_spreads = nn.Parameter(
-                torch.rand(heads) + 0.5 if kind == 'quadratic' else torch.randn(heads, 2, 2))
-            self.register_buffer('R', torch.zeros(3))
-        else:
-            dim = D // 2 if kind == 'learned_content' else D
-            self.row_embeddings = nn.Embedding(2 * SIZE - 1, dim)
-            self.col_embeddings = nn.Embedding(2 * SIZE - 1, dim)
-            self.register_buffer('relative_indices', torch.zeros(3))
-            if kind == 'learned':
-                self.head_keys_row = nn.Linear(dim, heads, bias=False)
-                self.head_keys_col = nn.Linear(dim, heads, bias=False)
-            else:
-                self.query = nn.Linear(D, heads * D)
-                self.key = nn.Linear(D, heads * D)
-        self.value = nn.Linear(heads * D, D)
-
-    def scores(self, x):
-        """Return scores, shape (B or 1, i, j, heads, k, l): first spatial axis i and k, second j and l."""
-        n = torch.arange(SIZE)
-        offset = n[None, :] - n[:, None]  # key - query
-        if self.kind.startswith('quadratic'):
-            d = torch.stack(torch.broadcast_tensors(offset[:, None, :, None], offset[None, :, None, :]), -1).float()
-            if self.kind == 'quadratic':
-                inverse = (self.attention_spreads ** 2)[:, None, None] * torch.eye(2)
-            else:
-                inverse = self.attention_spreads @ self.attention_spreads.transpose(1, 2)
-            e = d[:, :, None] - self.attention_centers[:, None, None]  # i j h k l 2
-            return -0.5 * torch.einsum('ijhkla,hab,ijhklb->ijhkl', e, inverse, e)[None]
-        row, col = self.row_embeddings(offset + SIZE - 1), self.col_embeddings(offset + SIZE - 1)
-        if self.kind == 'learned':  # rows act on the second axis, columns on the first
-            along_second = self.head_keys_row(row).permute(0, 2, 1)[None, :, :, None, :]
-            along_first = self.head_keys_col(col).permute(0, 2, 1)[:, None, :, :, None]
-            return (along_first + along_second)[None]
-        q = self.query(x).view(-1, SIZE, SIZE, self.heads, D)
-        k = self.key(x).view(-1, SIZE, SIZE, self.heads, D)
-        score = torch.einsum('bijhd,bklhd->bijhkl', q, k)
-        score = score + torch.einsum('bijhd,ikd->bijhk', q[..., :D // 2], row)[..., None]
-        score = score + torch.einsum('bijhd,jld->bijhl', q[..., D // 2:], col)[..., None, :]
-        return score / math.sqrt(D)
-
-    def forward(self, x):
-        probs = self.scores(x).flatten(-2).softmax(-1).unflatten(-1, (SIZE, SIZE)).expand(len(x), *[-1] * 5)
-        return self.value(torch.einsum('bijhkl,bkld->bijhd', probs, x).flatten(3))
-
-
-class ReleasedLayer(nn.Module):
-    def __init__(self, kind, heads):
-        super().__init__()
-
-        def output(dim):
-            return nn.ModuleDict(dict(dense=nn.Linear(dim, D), LayerNorm=nn.LayerNorm(D, eps=1e-12)))
-
-        self.attention = nn.ModuleDict(dict(self=ReleasedAttention(kind, heads), output=output(D)))
-        self.intermediate = nn.ModuleDict(dict(dense=nn.Linear(D, 20)))
-        self.output = output(20)
-
-    def forward(self, x):
-        out = self.attention['output']
-        x = out['LayerNorm'](out['dense'](self.attention['self'](x)) + x)
-        hidden = F.gelu(self.intermediate['dense'](x))
-        return self.output['LayerNorm'](self.output['dense'](hidden) + x)
-
-
-class ReleasedNet(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.features_upscale = nn.Linear(12, D)
-        self.encoder = nn.ModuleDict(dict(layer=nn.ModuleList([ReleasedLayer(kind, h) for h in HEADS])))
-        self.classifier = nn.Linear(D, 10)
-        self.register_buffer('attention_mask', torch.tensor(1.))
-
-    def forward(self, x):
-        x = x.permute(0, 2, 3, 1)  # channels of a block: row in block, column in block, colour
-        x = torch.cat([x[:, r::2, c::2] for r in (0, 1) for c in (0, 1)], dim=-1)
-        x = self.features_upscale(x)
-        for layer in self.encoder['layer']:
-            x = layer(x)
-        return self.classifier(x.mean((1, 2)))
-
-
+D, MLP, SIZE, HEADS = 12, 20, 8, (2, 3)  # 8 x 8 positions of 16 x 16 images
 KINDS = {
     'quadratic': ('sa_quadratic_cifar', {}),
     'quadratic_gen': ('sa_quadratic_gen_pruned_cifar', {}),
     'learned': ('sa_learned_cifar', dict(img_size=16)),
     'learned_content': ('sa_learned_content_cifar', dict(img_size=16)),
 }
-SMALL = dict(embed_dim=D, mlp_dim=20, depth=2, num_heads=HEADS)
+
+
+def checkpoint(kind):
+    """Random weights by the names of the released code."""
+    torch.manual_seed(0)
+    shapes = {'features_upscale': (D, 12), 'classifier': (10, D)}
+    state = dict(attention_mask=torch.tensor(1.))
+    for i, heads in enumerate(HEADS):
+        layer = f'encoder.layer.{i}.'
+        own = f'{layer}attention.self.'
+        if kind == 'learned_content':
+            shapes.update({own + 'query': (heads * D, D), own + 'key': (heads * D, D)})
+        shapes.update({own + 'value': (D, heads * D), f'{layer}attention.output.dense': (D, D)})
+        shapes.update({f'{layer}intermediate.dense': (MLP, D), f'{layer}output.dense': (D, MLP)})
+        for norm in ('attention.output', 'output'):
+            state[f'{layer}{norm}.LayerNorm.weight'] = torch.rand(D) + 0.5
+            state[f'{layer}{norm}.LayerNorm.bias'] = torch.randn(D)
+        if kind.startswith('quadratic'):
+            spreads = torch.rand(heads) + 0.5 if kind == 'quadratic' else torch.randn(heads, 2, 2)
+            state.update({own + 'attention_centers': torch.randn(heads, 2), own + 'attention_spreads': spreads})
+            state[own + 'R'] = torch.zeros(3)
+        else:
+            dim = D // 2 if kind == 'learned_content' else D
+            for axis in ('row', 'col'):
+                state[f'{own}{axis}_embeddings.weight'] = torch.randn(2 * SIZE - 1, dim)
+                if kind == 'learned':
+                    state[f'{own}head_keys_{axis}.weight'] = torch.randn(heads, dim) / dim ** 0.5
+            state[own + 'relative_indices'] = torch.zeros(3)
+    for name, shape in shapes.items():
+        state.update({f'{name}.weight': torch.randn(shape) / shape[1] ** 0.5, f'{name}.bias': torch.randn(shape[0])})
+    return state
+
+
+def linear(state, name, x):
+    return F.linear(x, state[f'{name}.weight'], state[f'{name}.bias'])
+
+
+def norm(state, name, x):
+    return F.layer_norm(x, (D,), state[f'{name}.LayerNorm.weight'], state[f'{name}.LayerNorm.bias'], 1e-12)
+
+
+def scores(state, own, kind, heads, x):
+    """Return scores, shape (B or 1, i, j, heads, k, l): first spatial axis i and k, second j and l."""
+    n = torch.arange(SIZE)
+    offset = n[None, :] - n[:, None]  # key - query
+    if kind.startswith('quadratic'):
+        spreads = state[own + 'attention_spreads']
+        d = torch.stack(torch.broadcast_tensors(offset[:, None, :, None], offset[None, :, None, :]), -1).float()
+        root = spreads[:, None, None] * torch.eye(2) if kind == 'quadratic' else spreads
+        e = d[:, :, None] - state[own + 'attention_centers'][:, None, None]  # i j h k l 2
+        return -0.5 * torch.einsum('ijhkla,hab,ijhklb->ijhkl', e, root @ root.mT, e)[None]
+    row, col = (state[f'{own}{axis}_embeddings.weight'][offset + SIZE - 1] for axis in ('row', 'col'))
+    if kind == 'learned':  # rows act on the second axis, columns on the first
+        along_second = torch.einsum('jld,hd->jhl', row, state[f'{own}head_keys_row.weight'])
+        along_first = torch.einsum('ikd,hd->ihk', col, state[f'{own}head_keys_col.weight'])
+        return (along_first[:, None, :, :, None] + along_second[None, :, :, None])[None]
+    q, k = (linear(state, own + name, x).view(-1, SIZE, SIZE, heads, D) for name in ('query', 'key'))
+    score = torch.einsum('bijhd,bklhd->bijhkl', q, k)
+    score = score + torch.einsum('bijhd,ikd->bijhk', q[..., :D // 2], row)[..., None]
+    return (score + torch.einsum('bijhd,jld->bijhl', q[..., D // 2:], col)[..., None, :]) / D ** 0.5
+
+
+def released_logits(state, kind, x):
+    x = x.permute(0, 2, 3, 1)  # channels of a block: row in block, column in block, colour
+    x = torch.cat([x[:, r::2, c::2] for r in (0, 1) for c in (0, 1)], dim=-1)
+    x = linear(state, 'features_upscale', x)
+    for i, heads in enumerate(HEADS):
+        layer = f'encoder.layer.{i}.'
+        probs = scores(state, f'{layer}attention.self.', kind, heads, x).flatten(-2).softmax(-1)
+        gathered = (probs @ x.flatten(1, 2)[:, None, None]).flatten(3)
+        out = linear(state, f'{layer}attention.output.dense', linear(state, f'{layer}attention.self.value', gathered))
+        x = norm(state, f'{layer}attention.output', out + x)
+        hidden = F.gelu(linear(state, f'{layer}intermediate.dense', x))
+        x = norm(state, f'{layer}output', linear(state, f'{layer}output.dense', hidden) + x)
+    return linear(state, 'classifier', x.mean((1, 2)))
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_released_checkpoints_give_their_logits_and_adapt(kind, tmp_path):
     """Flat or under a key; and other classes, channels and sizes load."""
-    torch.manual_seed(0)
     name, kwargs = KINDS[kind]
-    net, x = ReleasedNet(kind).eval(), torch.randn(3, 3, 16, 16)
-    state_dict, logits = net.state_dict(), net(x)
+    state, x = checkpoint(kind), torch.randn(3, 3, 16, 16)
 
-    def load(checkpoint, **more):
-        torch.save(checkpoint, tmp_path / 'best.pth')
-        overlay = dict(file=str(tmp_path / 'best.pth'))
+    def load(state, **more):
+        torch.save(state, tmp_path / 'best.pth')
+        overlay, small = dict(file=str(tmp_path / 'best.pth')), dict(embed_dim=D, mlp_dim=MLP, depth=2, num_heads=HEADS)
         return timm.create_model(
-            name, pretrained=True, pretrained_cfg_overlay=overlay, **{**SMALL, **kwargs, **more}).eval()
+            name, pretrained=True, pretrained_cfg_overlay=overlay, **{**small, **kwargs, **more}).eval()
 
-    for checkpoint in (state_dict, dict(model_state_dict=state_dict, epoch=300)):
-        torch.testing.assert_close(load(checkpoint)(x), logits, rtol=1e-4, atol=1e-4)
-    model = load(state_dict, img_size=24, num_classes=4, in_chans=1)
+    for saved in (state, dict(model_state_dict=state, epoch=300)):
+        torch.testing.assert_close(load(saved)(x), released_logits(state, kind, x), rtol=1e-4, atol=1e-4)
+    model = load(state, img_size=24, num_classes=4, in_chans=1)
     assert model(torch.randn(2, 1, 24, 24)).shape == (2, 4)
     with pytest.raises(ValueError, match=r'num_heads=\(2, 2\).*\(2, 3\) heads per layer'):
-        load(state_dict, num_heads=2)
+        load(state, num_heads=2)
     with pytest.raises(RuntimeError, match='size mismatch'):  # another width, not twice as many heads
-        load(state_dict, embed_dim=D // 2)
+        load(state, embed_dim=D // 2)

@@ -9,9 +9,3 @@ def test_the_tiny_one_is_as_large_as_the_tiny_attention_net():
     ours, theirs = (count(timm.create_model(f'{name}_tiny_cifar')) for name in ('resnet', 'sa_quadratic'))
     assert ours.parameters == pytest.approx(theirs.parameters, rel=0.001)
     assert ours.linear_conv_flops == pytest.approx(theirs.linear_conv_flops, rel=0.013)
-
-
-@pytest.mark.parametrize('output_stride', [8, 16, 32])
-def test_reductions_equal_the_sizes_of_the_maps(output_stride, small_net, images):
-    net = small_net('resnet_tiny_cifar', features_only=True, output_stride=output_stride)
-    assert net.feature_info.reduction() == [32 // m.shape[-1] for m in net(images(1, 3, 32, 32))]

@@ -60,19 +60,6 @@ def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     torch.testing.assert_close(logits, model.head.fc(x.mean((2, 3))))
 
 
-@pytest.mark.parametrize('name', HIERARCHICAL)
-def test_statistics_fit_the_passes_they_were_taken_in(name, images):
-    """Once statistics have settled, eval equals training up to the bias of the variance."""
-    model = small(name).train()
-    for norm in model.modules():
-        if isinstance(norm, torch.nn.BatchNorm2d):
-            norm.momentum = 1.
-    x = images(16, 3, 8, 8)
-    trained = model(x)
-    evaluated = model.eval()(x)
-    assert (evaluated - trained).norm() < 0.02 * trained.norm()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['san_pairwise_cifar', 'san_patchwise_hier_cifar'])
 def test_training_on_128_images_stays_under_2_gib(name):
