@@ -13,12 +13,14 @@ import timm
 from PIL import Image
 from timm.models import _registry
 
+from pictures import fill
 from timm_selfconv import cli
 from timm_selfconv.measure.tables import format_zoo, zoo_rows
 from timm_selfconv.weights.saving import save_folder
 
 pytestmark = pytest.mark.slow
 REPO = Path(__file__).resolve().parent.parent
+PATH = os.pathsep.join([str(REPO / 'tests'), os.environ.get('PYTHONPATH', '')])
 CIFAR10, SCRIPTS = os.environ.get('CIFAR10'), os.environ.get('TIMM_SCRIPTS')
 CHAPTERS = [REPO / 'README.md', REPO / 'recipes' / 'README.md', *sorted((REPO / 'timm_selfconv').rglob('README.md'))]
 # by chapter, so that a failure names it
@@ -130,16 +132,20 @@ def test_commands_on_data(command, workplace, capsys):
 
 
 @needs_scripts
-@pytest.mark.parametrize('command', lines('python train.py'), ids=lambda c: c[3])
+@pytest.mark.parametrize('command', lines('python train.py') + lines('torchrun'), ids=lambda c: '-'.join(c[1:5]))
 def test_training(command, tmp_path):
-    script, brief = os.path.join(SCRIPTS, command[1]), BRIEF
-    if '--data-dir' in command:
-        brief = BRIEF[:BRIEF.index('--dataset')]
-        command = [str(tmp_path / 'pictures') if word == 'pictures' else word for word in command]
-        for folder in ('train/cat', 'train/dog', 'val/cat', 'val/dog'):
-            (tmp_path / 'pictures' / folder).mkdir(parents=True)
-            Image.new('RGB', (50, 40), 'white').save(tmp_path / 'pictures' / folder / '1.jpg')
-    run([sys.executable, script, *command[2:], *brief, '--output', str(tmp_path)])
+    number = command.index('train.py')
+    options, brief = command[number + 1:], [*BRIEF, '--output', str(tmp_path)]
+    if '--data-dir' in options:
+        brief = [*BRIEF[:BRIEF.index('--dataset')], '--output', str(tmp_path)]
+        options = [str(tmp_path / 'pictures') if word == 'pictures' else word for word in options]
+        fill(tmp_path / 'pictures', ['train/cat', 'train/dog', 'val/cat', 'val/dog'])
+    launch = [sys.executable]
+    if command[0] == 'torchrun':
+        assert command[1] == '--nproc_per_node=8'
+        launch += ['-m', 'torch.distributed.run', '--nproc_per_node=2', '--standalone']
+        brief += ['--device-modules', 'timm_selfconv', 'ddp_on_cpu']
+    run([*launch, os.path.join(SCRIPTS, 'train.py'), *options, *brief], OMP_NUM_THREADS='1', PYTHONPATH=PATH)
     assert len(list(tmp_path.rglob('last.pth.tar'))) == 1
 
 
@@ -152,17 +158,6 @@ def test_fast_training(command, tmp_path, monkeypatch):
     cli.main([*command[1:], '--data', CIFAR10, '--device', 'cpu', 'batch_size=4', 'epochs=1',
               'warmup_epochs=0', 'train_split=train[:4]', 'val_split=test[:4]'])
     assert (tmp_path / 'run' / 'last.pth.tar').is_file()
-
-
-@needs_scripts
-@pytest.mark.parametrize('command', lines('torchrun'), ids=lambda c: c[4])
-def test_distributed_training(command, tmp_path):
-    assert command[1] == '--nproc_per_node=8'
-    script = os.path.join(SCRIPTS, command[2])
-    run([sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node=2', '--standalone', script,
-         *command[3:], *BRIEF, '--device-modules', 'timm_selfconv', 'ddp_on_cpu', '--output', str(tmp_path)],
-        OMP_NUM_THREADS='1', PYTHONPATH=str(REPO / 'tests'))
-    assert len(list(tmp_path.rglob('last.pth.tar'))) == 1
 
 
 @needs_scripts

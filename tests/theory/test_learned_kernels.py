@@ -58,7 +58,7 @@ def test_a_sparse_convolution_is_its_own_kernel(offsets, seed):
     assert learned_kernel(maps, threshold=0.95).taps == [] and learned_kernel(maps, 0.95).residual is None
 
 
-def test_content_has_an_offset_if_every_image_does():
+def test_content_has_an_offset_if_every_image_has_it():
     here, right = shift_maps([(0, 0), (0, 1)])
     flat = torch.full_like(here, 1 / 42)
     maps = torch.stack([torch.stack([here, right]), torch.stack([here, 0.4 * here + 0.6 * flat])])

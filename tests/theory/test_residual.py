@@ -73,14 +73,6 @@ def test_lemma_3_mixtures_suffice_if_there_are_as_many_as_taps(heads, seed):
     assert result.layer == expected and result.shared == expected
 
 
-@settings(deadline=None, max_examples=10)
-@given(st.sets(st.sampled_from(taps(3)), min_size=1))
-def test_a_sparse_set_of_shifts_is_each_convolution_with_these_taps(offsets):
-    maps = shift_maps(sorted(offsets))
-    assert conv_residual(maps, torch.tensor(sorted(offsets))).shared < 1e-14
-    assert conv_residual(maps, 3).shared == pytest.approx(1 - len(offsets) / 9)
-
-
 def test_lemma_3_alone_makes_no_convolution():
     """Two heads that swap taps on a chessboard span both taps at every query, but need two sets of value matrices."""
     here, right = shift_maps([(0, 0), (0, 1)], height=4, width=7)
