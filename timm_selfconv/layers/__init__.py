@@ -3,7 +3,7 @@
 - functional: attention scores, and three formulas that apply them.
 - attention: ``SelfAttention2d`` on a grid of pixels, with every term of the paper's equation (8).
 - encodings: quadratic, learned and absolute positions.
-- san_attention: ``SanAttention2d``, a weight per channel over a small footprint. footprint: its windows and sums.
+- san_attention: ``SanAttention2d``, a weight per channel over a small footprint.
 - token_attention: ``TokenAttention`` of vision transformers. gated_attention: ``GatedAttention`` of ConViT.
 - conv_attention: ``ConvAttention``, one head per tap of a kernel.
 - parameters: checks of arguments and weights, selection of heads, parameters without weight decay.

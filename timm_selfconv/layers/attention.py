@@ -10,7 +10,7 @@ from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .functional import axis_probs, dense_scores, gather_by_factors, gather_by_maps, gather_fused, \
     maps_of_factors, prefers_maps, prefers_scores, rows_at_once
-from .parameters import ABSOLUTE, check_dense, check_sizes, check_terms, head_channels, select_inputs, select_parameter
+from .parameters import ABSOLUTE, check_dense, check_sizes, check_terms, select_parameter
 
 __all__ = ['SelfAttention2d']
 
@@ -145,7 +145,7 @@ class SelfAttention2d(nn.Module):
     def keep_heads(self, heads: Sequence[int]) -> None:
         """Keep these heads, in this order, and remove the parameters of the others."""
         index = torch.tensor(heads)
-        channels = head_channels(index, self.dim)
+        channels = (index[:, None] * self.dim + torch.arange(self.dim)).flatten()
         if self.relative:
             self.encoding.keep_heads(index)
         for linear in (self.query, self.key):
@@ -153,7 +153,8 @@ class SelfAttention2d(nn.Module):
                 select_parameter(linear, 'weight', channels)
                 select_parameter(linear, 'bias', channels)
                 linear.out_features = len(channels)
-        select_inputs(self.value, channels)
+        select_parameter(self.value, 'weight', channels, dim=1)
+        self.value.in_features = len(channels)
         if self.key_bias is not None:
             select_parameter(self, 'key_bias', index)
         self.num_heads = len(heads)

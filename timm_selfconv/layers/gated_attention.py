@@ -49,11 +49,6 @@ class GatedAttention(nn.Module):
             setattr(self, name, getattr(layer, name))
         self.train(layer.training)
 
-    def query_key(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return queries and keys of x, shape (B, heads, N, D_h) each."""
-        query, key = self.qk(x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return query, key
-
     def factors(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return row and column factors of attention by position, at least float32, query before key.
 
@@ -70,15 +65,6 @@ class GatedAttention(nn.Module):
         """Return the weight of position in each head, shape (heads, 1, 1), at least float32."""
         return at_least_float32(self.gating_param).sigmoid()[:, None, None]
 
-    def attention_parts(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return attention of x, shape (B, N, C), by content and by position, before the gate.
-
-        Shapes (B, heads, N, N) and (heads, N, N), query before key, at least float32.
-        """
-        query, key = self.query_key(x)
-        content = at_least_float32(query * query.shape[3] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)
-        return content, maps_of_factors(*self.factors())[0]
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x, shape (B, N, C), to the same shape.
 
@@ -88,14 +74,16 @@ class GatedAttention(nn.Module):
         height, width = self.grid_size
         if x.shape[1] != height * width:
             raise ValueError(f'x of shape {list(x.shape)}: needs {height} x {width} tokens')
+        query, key = self.qk(x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         value = self.v(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         if self.fused_attn and not (self.training and self.attn_drop.p > 0.):
-            content = F.scaled_dot_product_attention(*self.query_key(x), value)
+            content = F.scaled_dot_product_attention(query, key, value)
             rows, cols = (factor.to(value.dtype) for factor in self.factors())
             met = (rows @ value.unflatten(2, (height, width)).flatten(3)).unflatten(3, (width, -1))
             position = (cols[:, None] @ met).flatten(2, 3).to(content.dtype)
             x = torch.lerp(content, position, self.gate().to(content.dtype))
         else:
-            attn = self.attn_drop(torch.lerp(*self.attention_parts(x), self.gate()))
+            content = at_least_float32(query * query.shape[3] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)
+            attn = self.attn_drop(torch.lerp(content, maps_of_factors(*self.factors())[0], self.gate()))
             x = attn.to(value.dtype) @ value
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))

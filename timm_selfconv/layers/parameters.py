@@ -10,7 +10,7 @@ from .functional import hooked
 
 __all__ = [
     'ABSOLUTE', 'ATTENTION', 'ENCODINGS', 'RELATIVE', 'TERMS', 'check_dense', 'check_sizes', 'check_terms',
-    'head_channels', 'keep_from_decay', 'no_weight_decay', 'select_inputs', 'select_parameter']
+    'keep_from_decay', 'no_weight_decay', 'select_parameter']
 
 TERMS = ('content', 'content_position', 'key_bias', 'position')
 RELATIVE = ('quadratic', 'quadratic_gen', 'learned')
@@ -83,14 +83,3 @@ def select_parameter(module: nn.Module, name: str, index: torch.Tensor, dim: int
     if parameter is not None:
         slices = parameter.detach().index_select(dim, index.to(parameter.device))
         setattr(module, name, nn.Parameter(slices, parameter.requires_grad))
-
-
-def head_channels(heads: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the channel indices of heads, shape (n,), of ``width`` channels each: shape (n width,)."""
-    return (heads[:, None] * width + torch.arange(width)).flatten()
-
-
-def select_inputs(linear: nn.Linear, index: torch.Tensor) -> None:
-    """Keep these input channels of a Linear, in this order."""
-    select_parameter(linear, 'weight', index, dim=1)
-    linear.in_features = len(index)

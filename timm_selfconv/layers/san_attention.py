@@ -11,21 +11,45 @@ import torch.nn.functional as F
 
 from timm.layers import register_notrace_function, register_notrace_module
 
-from .footprint import aggregate, footprint
 from .parameters import check_sizes
 
 __all__ = [
-    'PassBatchNorm2d', 'SanAttention2d', 'channels_last', 'pairwise_relation', 'patchwise_relation',
-    'pixel_coordinates',
+    'PassBatchNorm2d', 'SanAttention2d', 'aggregate', 'channels_last', 'footprint', 'pairwise_relation',
+    'patchwise_relation', 'pixel_coordinates',
 ]
 
 KINDS = ('pairwise', 'patchwise')
-torch.fx.wrap('aggregate')
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     """Convert x, shape (B, C, H, W), to channels-last memory."""
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap does not support memory formats
+
+
+def footprint(x: torch.Tensor, kernel_size: int) -> List[torch.Tensor]:
+    """Return the pixels in the footprint of each pixel, with reflection at the border.
+
+    Args:
+        x: Pixels, shape (B, C, H, W).
+        kernel_size: Side of the footprint, odd.
+
+    Returns:
+        One tensor per offset, row by row, shape (B, C, H, W) each.
+
+    Raises:
+        ValueError: If the image is too small for reflection.
+    """
+    margin = kernel_size // 2
+    height, width = x.shape[-2], x.shape[-1]
+    if min(height, width) <= margin:
+        raise ValueError(f'x of shape {list(x.shape)}: needs a height and width of at least {margin + 1}')
+    if margin > 0:  # autocast pads in float32
+        x = F.pad(x, (margin, margin, margin, margin), mode='reflect').to(x.dtype)
+    views: List[torch.Tensor] = []
+    for i in range(kernel_size):
+        for j in range(kernel_size):
+            views.append(x[..., i:i + height, j:j + width])
+    return views
 
 
 @torch.fx.wrap
@@ -62,6 +86,28 @@ def patchwise_relation(query: torch.Tensor, key: torch.Tensor, kernel_size: int)
     patch = [query]
     patch.extend(footprint(key, kernel_size))
     return torch.cat(patch, dim=1)
+
+
+@torch.fx.wrap
+@register_notrace_function
+def aggregate(value: torch.Tensor, weights: torch.Tensor, kernel_size: int) -> torch.Tensor:
+    """Sum the values in the footprint of each query, with weights per channel.
+
+    Args:
+        value: Values, shape (B, C, H, W).
+        weights: Weights, shape (B, kernel_size ^ 2, maps, H, W), offsets row by row. Channel j uses map ``j mod maps``.
+        kernel_size: Side of the footprint, odd.
+
+    Returns:
+        Sums, shape (B, C, H, W).
+    """
+    # contiguous, so that the shifts of a footprint read whole rows
+    weights = weights.to(value.dtype).contiguous()
+    out = torch.zeros(0)
+    for i, shifted in enumerate(footprint(value.contiguous(), kernel_size)):
+        shifted = shifted.unflatten(1, [-1, weights.shape[2]])
+        out = weights[:, i, None] * shifted if i == 0 else torch.addcmul(out, weights[:, i, None], shifted)
+    return out.flatten(1, 2)
 
 
 @torch.fx.wrap

@@ -69,9 +69,6 @@ class ZooNet(nn.Module):
     def global_pool(self) -> str:
         return self.head.global_pool.pool_type
 
-    def check_images(self, x: torch.Tensor) -> torch.Tensor:
-        return check_images(x, self.in_chans, self.min_size, self.size_multiple)
-
     def no_weight_decay(self) -> Set[str]:
         return no_weight_decay(self)
 
@@ -124,7 +121,7 @@ class ZooNet(nn.Module):
 
     def forward_layers(self, x: torch.Tensor, take: List[int], stop: int) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         """Run :meth:`pass_layers` chunk by chunk."""
-        x = self.check_images(x)
+        x = check_images(x, self.in_chans, self.min_size, self.size_multiple)
         if torch.jit.is_scripting():
             return self.pass_layers(x, take, stop)
         passed = [self.pass_layers(chunk, take, stop) for chunk in self.chunks(x)]

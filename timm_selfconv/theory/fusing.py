@@ -28,6 +28,8 @@ def fuse(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, ConVit):
         return fuse_convit(copy.deepcopy(model))
+    if isinstance(model, SelfAttention2d):
+        return model.fuse()
     layers = {name: layer for name, layer in model.named_modules(remove_duplicate=False)
               if isinstance(layer, SelfAttention2d)}
     if not layers:
@@ -35,8 +37,6 @@ def fuse(model: nn.Module) -> nn.Module:
     for name, layer in layers.items():
         check_dense(layer, ('value', 'proj'), name)
     fused = copy.deepcopy(model).eval().requires_grad_(False)
-    if isinstance(fused, SelfAttention2d):
-        return fused.fuse()
     for name, layer in layers.items():
         fused.set_submodule(name, layer.fuse())
     return fused
