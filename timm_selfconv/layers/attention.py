@@ -80,6 +80,7 @@ class SelfAttention2d(nn.Module):
         check_sizes(dim=dim, num_heads=num_heads)
 
         self.terms = terms
+        self.kind = encoding
         self.dim = dim
         self.num_heads = num_heads
         self.scale = dim ** -0.5

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 from timm.models._input import get_model_input_config
 
-from timm_selfconv.layers import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding, SelfAttention2d
+from timm_selfconv.layers import LearnedEncoding, QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.parameters import check_dense
 from timm_selfconv.models import SelfAttentionNet
 from .pruning import block_attentions
@@ -28,12 +28,7 @@ POSITION = frozenset({'position'})
 
 
 def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
-    encoding = attn.encoding
-    names = {
-        QuadraticEncoding: 'quadratic_gen' if getattr(encoding, 'full', False) else 'quadratic',
-        LearnedEncoding: 'learned',
-        AbsoluteEncoding: 'absolute' if getattr(encoding, 'learned', False) else 'sinusoid'}
-    return names.get(type(encoding), 'none'), frozenset(attn.terms)
+    return 'none' if attn.encoding is None else attn.kind, frozenset(attn.terms)
 
 
 def describe(model: SelfAttentionNet) -> str:
