@@ -1,6 +1,8 @@
-"""The installed package has all files and recipes."""
+"""The installed package has all files and recipes, and its list of public names is current."""
 import subprocess
 import sys
+
+from timm_selfconv.reference import PAGE, reference
 
 CODE = """from setuptools.dist import Distribution
 import distutils.core
@@ -15,3 +17,7 @@ def test_every_file_of_the_package_and_every_recipe_is_installed(repo):
     installed = {(repo / line).resolve() for line in done.stdout.splitlines()}
     files = {file for folder in ('timm_selfconv', 'recipes') for file in (repo / folder).rglob('*')}
     assert {file for file in files if file.is_file() and file.suffix != '.pyc'} <= installed, done.stderr
+
+
+def test_the_page_of_public_names_is_current():
+    assert PAGE.read_text() == reference(), 'run: python -m timm_selfconv.reference'

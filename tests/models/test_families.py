@@ -8,6 +8,7 @@ from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch.utils.flop_counter import FlopCounterMode
 
+from timm_selfconv.measure.counting import count
 from tiny_nets import FAMILIES, SHALLOW, explicit_maps, noise, shallow_net
 
 AROUND, LAYER = 23 * 256 + 10, 17 * 256 ** 2 + 2 * 256 + 2 * 512 * 256 + 512 + 256 + 4 * 256  # 16 heads, without scores
@@ -37,6 +38,13 @@ PARAMETERS = {
 def test_published_parameters_to_the_digit():
     nets = {name: timm.create_model(name, device='meta') for name in PARAMETERS}
     assert {name: sum(p.numel() for p in net.parameters()) for name, net in nets.items()} == PARAMETERS
+
+
+def test_the_tiny_resnet_is_as_large_as_the_tiny_attention_net():
+    """In parameters, and in FLOPs by the paper's convention."""
+    ours, theirs = (count(timm.create_model(f'{name}_tiny_cifar')) for name in ('resnet', 'sa_quadratic'))
+    assert ours.parameters == pytest.approx(theirs.parameters, rel=0.001)
+    assert ours.linear_conv_flops == pytest.approx(theirs.linear_conv_flops, rel=0.013)
 
 
 @pytest.mark.parametrize('name', FAMILIES)
