@@ -111,8 +111,10 @@ def prefers_scores(query: torch.Tensor, key: torch.Tensor) -> bool:
     """
     if torch.jit.is_scripting():
         return True
+    if traced(query):
+        return True
     large = query.device.type == 'cpu' and key.shape[2] >= LARGE_GRID
-    return traced(query) or (not large and 4 * query.shape[:4].numel() * key.shape[2] <= SCORE_BYTES)
+    return not large and 4 * query.shape[:4].numel() * key.shape[2] <= SCORE_BYTES
 
 
 @torch.fx.wrap
