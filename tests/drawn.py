@@ -15,6 +15,12 @@ def until(condition):
     return f'new Promise(done => {{ (function look() {{ {condition} ? done() : requestAnimationFrame(look); }})(); }})'
 
 
+def middle(locator, row=0.5, col=0.5):
+    """Return the place on the screen of a place in an element, in parts of its height and width."""
+    box = locator.bounding_box()
+    return box['x'] + box['width'] * col, box['y'] + box['height'] * row
+
+
 AT_REST = """() => new Promise(done => {
     let last = NaN, alike = 0;
     const look = () => {
@@ -68,14 +74,16 @@ def texts(figure):
     return [t.get_text() for t in figure.texts]
 
 
+def set_heads(block, centers, spreads):
+    """Set the centres and spreads of a layer with a quadratic encoding."""
+    for parameter, values in ((block.attn.encoding.centers, centers), (block.attn.encoding.spreads, spreads)):
+        parameter.data.copy_(torch.as_tensor(values))
+
+
 def quadratic_net(encoding='quadratic'):
     torch.manual_seed(0)
     net = timm.create_model('sa_quadratic_cifar', num_heads=2, encoding=encoding, **SMALL)
-    with torch.no_grad():
-        for block in net.blocks:
-            block.attn.encoding.centers.copy_(torch.tensor([[1., -2.], [3., 0.5]]))
-            if encoding == 'quadratic':
-                block.attn.encoding.spreads.copy_(torch.tensor([0.5, -2.]))  # its sign says nothing
-            else:
-                block.attn.encoding.spreads.copy_(torch.tensor([[[2., 1.], [0., 1.]], [[1., 0.], [0., 0.]]]))
+    spreads = [0.5, -2.] if encoding == 'quadratic' else [[[2., 1.], [0., 1.]], [[1., 0.], [0., 0.]]]  # of any sign
+    for block in net.blocks:
+        set_heads(block, [[1., -2.], [3., 0.5]], spreads)
     return net

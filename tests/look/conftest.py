@@ -2,12 +2,18 @@
 import shutil
 
 import pytest
+import torch
 
 from drawn import PAINTED
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
 FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
          '--disable-background-networking', '--disable-component-update', '--disable-sync']
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope='package')
@@ -23,13 +29,12 @@ def browser():
 @pytest.fixture
 def open_page(browser, tmp_path):
     """Open the text of a page as a file. Fail if the page reports an error or requests another file."""
-    contexts, complaints = [], []
+    pages, complaints = [], []
 
     def open_text(text, hash='', **kwargs):
         file = tmp_path / 'page.html'
         file.write_text(text, encoding='utf-8')
-        contexts.append(browser.new_context(**kwargs))
-        page = contexts[-1].new_page()
+        pages.append(page := browser.new_page(**kwargs))
         page.on('console', lambda message: complaints.append(message.text))
         page.on('pageerror', lambda error: complaints.append(str(error)))
         page.on('request', lambda request: complaints.append(request.url) if request.url.split('#')[0] != file.as_uri()
@@ -40,6 +45,6 @@ def open_page(browser, tmp_path):
         return page
 
     yield open_text
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
     assert complaints == []

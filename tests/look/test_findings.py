@@ -2,9 +2,8 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
-from drawn import quadratic_net
+from drawn import quadratic_net, set_heads
 from timm_selfconv import theory
 from timm_selfconv.cli import main
 from timm_selfconv.look import findings
@@ -17,7 +16,6 @@ def test_the_chapter_has_the_table(repo):
     rows = [(x.claim, x.answer, x.words.format(*x.number.split(', '))) for x in findings.FINDINGS]
     table = [f'| {" | ".join(row)} |\n' for row in [('claim', '', 'here'), ('---',) * 3, *rows]]
     assert ''.join(table) in (repo / 'timm_selfconv' / 'theory' / 'README.md').read_text()
-    assert max(map(len, table)) <= 101 and {answer for _, answer, _ in rows} <= {'yes', 'partly', 'no'}
 
 
 @pytest.mark.slow
@@ -42,9 +40,7 @@ def test_numbers_are_compared_and_rows_need_what_they_are_given(monkeypatch, cap
 
 def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys, refused):
     net, seen = quadratic_net(), []
-    with torch.no_grad():
-        net.blocks[0].attn.encoding.centers.copy_(torch.tensor([[1., -2.], [3., 0.]]))
-        net.blocks[0].attn.encoding.spreads.copy_(torch.tensor([9., 0.01]))
+    set_heads(net.blocks[0], [[1., -2.], [3., 0.]], [9., 0.01])
     heads = [list(head.offset) for kernel in theory.learned_kernels(net) for head in kernel.heads]
 
     def accuracy(model):

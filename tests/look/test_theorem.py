@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,19 +12,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from drawn import PAINTED, swipe, until
+from drawn import PAINTED, middle, swipe, until
 from timm_selfconv import cli
 from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.theory import conv_to_attention
 
 pytestmark = pytest.mark.slow
-GO = f"""async hash => {{
-    if (location.hash !== '#' + hash) await new Promise(done => {{
-        addEventListener('hashchange', done, {{ once: true }});
-        location.hash = hash;
-    }});
-    await ({PAINTED})();
-}}"""
 DRAWN = '0.3,-1,0,2,0.25,0,0,0,-0.7'
 STATES = [  # kernel, alpha, dilation, heads that are away from their taps, address
     (np.full((3, 3), 1 / 9), 0.05, 1, {}, 'size=3&kernel=blur'),
@@ -40,6 +34,11 @@ def photo_of(page):
     return torch.from_numpy(np.array(Image.open(io.BytesIO(png)))).permute(2, 0, 1).double() / 255
 
 
+def go(page, hash):
+    page.goto(f'{page.url.partition("#")[0]}#{hash}')
+    page.evaluate(PAINTED)
+
+
 def numbers(page, arrays, *shape):
     """Return arrays of the page, by JSON, because playwright makes an object for each number. null becomes NaN."""
     values = json.loads(page.evaluate(f'JSON.stringify({arrays}.map(array => Array.from(array)))'))
@@ -52,8 +51,7 @@ def around(pictures, query, radius):
     return nn.functional.pad(pictures, (radius,) * 4, value=math.nan)[..., row:row + side, col:col + side]
 
 
-def assert_equal(values, expected):
-    torch.testing.assert_close(values, expected, atol=1e-13, rtol=0, equal_nan=True)
+assert_equal = partial(torch.testing.assert_close, atol=1e-13, rtol=0, equal_nan=True)
 
 
 def layers_of(kernel, alpha, dilation, moved):
@@ -77,7 +75,7 @@ def test_the_page_equals_conv_to_attention(open_page):
     for kernel, alpha, dilation, moved, hash in STATES:
         conv, attention = layers_of(kernel, alpha, dilation, moved)
         expected = conv(photo), attention(photo)
-        page.evaluate(GO, f'{hash}&alpha={alpha}&dilation={dilation}')
+        go(page, f'{hash}&alpha={alpha}&dilation={dilation}')
         assert_equal(numbers(page, '[shown.convolution, shown.attention]', 2, 3, 96, 96), torch.stack(expected))
         error = float(page.locator('#error').get_attribute('value'))
         assert error == pytest.approx((expected[0] - expected[1]).abs().max().item(), abs=1e-13)
@@ -113,11 +111,6 @@ def test_the_page_equals_conv_to_attention(open_page):
             assert [cell.split()[-1] for cell in cells] == [f'{value:.2f}' for value in values.tolist()]
             said = page.locator('#digits output').nth(grid).text_content().replace('\N{MINUS SIGN}', '-').strip('= ')
             assert float(said) == pytest.approx(expected[grid][:, row, col].mean().item(), abs=6e-5)
-
-
-def middle(locator, row=0.5, col=0.5):
-    box = locator.bounding_box()
-    return box['x'] + box['width'] * col, box['y'] + box['height'] * row
 
 
 def drag(page, start, end):
@@ -165,14 +158,14 @@ def test_heads_are_dragged_and_kernels_are_painted_typed_and_undone(open_page):
     again.get_by_text('Put all back').click()
     again.locator('[name=size]').select_option('5')
     assert again.evaluate('state.weights.filter(w => w).length') == 4 and again.evaluate('state.moved.length') == 25
-    again.evaluate(GO, 'size=4&dilation=0&alpha=x&kernel=constructor&query=96,0&head=25&moved=25:1,1;:1,1;0:,;1:1,99')
+    go(again, 'size=4&dilation=0&alpha=x&kernel=constructor&query=96,0&head=25&moved=25:1,1;:1,1;0:,;1:1,99')
     assert again.evaluate('[state.size, state.dilation, state.alpha, state.query, state.head]') == [
         5, 1, 50, page.evaluate('state.query'), 12]
     assert not again.evaluate('state.moved.flat().some(part => part !== 0)')
 
 
 @torch.no_grad()
-def test_heads_are_added_one_by_one_and_light_up_with_their_tap(open_page):
+def test_heads_are_added_one_by_one_on_any_picture(open_page, tmp_path):
     text = theorem_page()
     page = open_page(text, reduced_motion='reduce', viewport=dict(width=1280, height=720))
     page.get_by_text('Soft to exact').click()
@@ -181,7 +174,7 @@ def test_heads_are_added_one_by_one_and_light_up_with_their_tap(open_page):
     box = page.locator('.tile').nth(8).bounding_box()
     assert box['y'] + box['height'] < 720  # the equation and its heads without scrolling
 
-    page.evaluate(GO, 'kernel=upright&alpha=1')
+    go(page, 'kernel=upright&alpha=1')
     page.get_by_text('Add them one by one').click()
     page.get_by_text('Add a head').click()
     page.get_by_text('Add a head').click()  # the second weight of the row is 0, so its head is skipped
@@ -203,9 +196,6 @@ def test_heads_are_added_one_by_one_and_light_up_with_their_tap(open_page):
         page.locator('#presets button').nth(number).click()
         page.locator('#verdict', has_text=verdict).wait_for()
 
-
-def test_your_own_picture(open_page, tmp_path):
-    page = open_page(theorem_page())
     Image.new('RGB', (60, 40), (255, 0, 51)).save(tmp_path / 'red.png')
     (tmp_path / 'broken.png').write_bytes(b'no picture')
     page.locator('#file').set_input_files(tmp_path / 'red.png')
