@@ -53,21 +53,13 @@ function drawOptions() {
 }
 
 /** Change the state, and show it once the maps that it needs are unpacked. @param {Object<string, any>} change */
-function update(change) {
+async function update(change) {
   Object.assign(state, change);
-  if (net.ready()) {
-    refresh(change);
-    return Promise.resolve();
-  }
-  say('Unpacking …');
-  return net.load().then(() => {
+  if (!net.ready()) {
+    say('Unpacking …');
+    await net.load();
     say('');
-    refresh(change);
-  });
-}
-
-/** @param {Object<string, any>} change */
-function refresh(change) {
+  }
   if (['image', ...SWITCHES].some(name => name in change)) panel.drawDistances();
   if (Object.keys(change).some(name => !['at', 'epoch'].includes(name))) drawOptions();
   redraw();

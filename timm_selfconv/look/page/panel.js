@@ -137,7 +137,7 @@ export class Panel {
   makeSentence() {
     const { net } = this, layers = net.layers.filter(layer => layer.shifts.length && !layer.token);
     const heads = layers.reduce((sum, { heads }) => sum + heads, 0);
-    const shifts = layers.reduce((sum, layer) => sum + shiftsOf(layer).length, 0);
+    const shifts = layers.flatMap(shiftsOf).length;
     find('.kernel').hidden = !heads;
     find('.kernel').textContent = `${shifts} of ${heads} heads give more than half of their attention to one fixed ` +
       'offset, as the taps of a convolution do' + (net.film ? `; before training ${net.sharp(0) || 'none'}.` : '.');
@@ -188,8 +188,8 @@ export class Panel {
     if (!net.film) return;
     const epoch = net.epoch() ?? this.last, shown = Math.round(epoch), { loss, top1, epochs } = net.film;
     const [now, end] = [shown, this.last].map(i => Number(epochs[i].toPrecision(3)));
-    const last = net.layers.reduce((sum, layer) => sum + shiftsOf(layer).length, 0);
-    const sharp = net.epoch() === null && net.layers[0].shifts.length ? last : net.sharp(epoch);
+    const last = net.epoch() === null && net.layers[0].shifts.length > 0;
+    const sharp = last ? net.layers.flatMap(shiftsOf).length : net.sharp(epoch);
     const text = [shown ? `after epoch ${now} of ${end}` : `untrained, before ${end} epochs`,
       `heads at one pixel: ${sharp}`, ...loss[shown] === null ? [] : [`training loss ${loss[shown].toFixed(2)}`],
       ...top1[shown] === null ? [] : [`validation accuracy ${top1[shown].toFixed(1)} %`]].join(', ');
