@@ -1,6 +1,6 @@
 """Recipes: their keys in timm's train.py, and the papers' hyper-parameters."""
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,15 +19,6 @@ IGNORED = {'crop_padding', 'crop_padding_mode', 'hardest_half', 'img_sizes', 'po
 
 def load(recipe):
     return yaml.safe_load((FOLDER / f'{recipe}.yaml').read_text())
-
-
-@pytest.fixture
-def train_py(timm_scripts, as_a_script):
-    """Import the script again, because its parser keeps the defaults of the last recipe."""
-    spec = importlib.util.spec_from_file_location('train_py', Path(timm_scripts) / 'train.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def misfits(recipe, parser):
@@ -51,8 +42,9 @@ def misfits(recipe, parser):
 
 
 @pytest.mark.parametrize('recipe', RECIPES)
-def test_recipes_fit_train_py(recipe, train_py):
-    assert list(misfits(load(recipe), train_py.parser)) == []
+def test_recipes_fit_train_py(recipe, timm_scripts, as_a_script):
+    train_py = runpy.run_path(f'{timm_scripts}/train.py')  # again, as its parser keeps the defaults of the last recipe
+    assert list(misfits(load(recipe), train_py['parser'])) == []
     assert load(recipe)['device_modules'] == ['timm_selfconv']
 
 

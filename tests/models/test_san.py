@@ -9,8 +9,6 @@ from torch.optim.swa_utils import update_bn
 from held import Memory, held_at_once
 from timm_selfconv.layers.san_attention import PassBatchNorm2d
 
-HIERARCHICAL = ['san_pairwise_hier_cifar', 'san_patchwise_hier_cifar']
-
 
 def small(name):
     """Make a narrow net with uneven scales and shifts in its norms."""
@@ -34,7 +32,7 @@ def test_training_statistics_in_a_net_in_eval_mode_see_the_whole_batch(images):
     torch.testing.assert_close(results[1], results[0])
 
 
-@pytest.mark.parametrize('name', HIERARCHICAL)
+@pytest.mark.parametrize('name', ['san_pairwise_hier_cifar', 'san_patchwise_hier_cifar'])
 def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     """The definition, with torch's own functions and the keys of the first attention handed on by hand."""
     model = small(name).double().eval()

@@ -124,9 +124,6 @@ class PassStatistics2d(nn.BatchNorm2d):
     """Batch normalisation for one pass. The caller gives scale and shift."""
     num_batches_tracked: torch.Tensor
 
-    def __init__(self, num_features: int, device: Any = None, dtype: Any = None):
-        super().__init__(num_features, affine=False, device=device, dtype=dtype)
-
     def forward(
             self,
             x: torch.Tensor,
@@ -162,7 +159,7 @@ class PassBatchNorm2d(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_features, **dd))
         self.bias = nn.Parameter(torch.empty(num_features, **dd))
-        self.passes = nn.ModuleList([PassStatistics2d(num_features, **dd) for _ in range(passes)])
+        self.passes = nn.ModuleList([PassStatistics2d(num_features, affine=False, **dd) for _ in range(passes)])
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
