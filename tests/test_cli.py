@@ -32,17 +32,14 @@ def test_help_groups_all_commands(capsys):
     assert re.findall(r'^  (\w+)  +[A-Z]', out, re.MULTILINE) == list(EACH)
 
 
-def test_help_of_each_command_begins_with_a_verb_and_has_an_example_that_parses(tmp_path, monkeypatch):
+def test_help_of_each_command_has_an_example_that_parses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / 'pictures', ['cat'])
     for file in ('cat.jpg', 'run/last.pth.tar', 'validate.py'):
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).touch()
     for name, function in EACH.items():
-        verb, example = re.match(r'(\S+) .*\.\n\nExamples?: timm-selfconv (.*)\n?', inspect.getdoc(function)).groups()
-        assert verb in (
-            'Classify', 'Copy', 'Describe', 'Draw', 'Drop', 'Export', 'Fine-tune', 'List', 'Measure', 'Run',
-            'Train', 'Upload', 'Write')
+        example = re.match(r'[A-Z][a-z-]+ .*\.\n\nExamples?: timm-selfconv (.*)\n?', inspect.getdoc(function))[1]
         args = parse_args(shlex.split(example))
         assert args.command == name and args.function is function
 
