@@ -66,15 +66,17 @@ for i in itertools.count():
 def test_simultaneous_and_killed_writers_leave_one_complete_file(tmp_path):
     path, seen, start = tmp_path / 'file', [], time.monotonic()
     writers = [subprocess.Popen([sys.executable, '-c', WRITER, str(path), c, files.__file__]) for c in 'ab']
-    while (len(set(seen)) < 2 or len(seen) < 50) and time.monotonic() < start + 60:
-        if seen or path.exists():  # from then on, it always exists
-            content = path.read_bytes()
-            assert len(content) == 100_000 and len(set(content)) == 1
-            seen.append(content[:1])
-    for writer in writers:
-        assert writer.poll() is None  # no writer fails because of the other
-        writer.kill()
-        writer.wait()
+    try:
+        while (len(set(seen)) < 2 or len(seen) < 50) and time.monotonic() < start + 60:
+            if seen or path.exists():  # from then on, it always exists
+                content = path.read_bytes()
+                assert len(content) == 100_000 and len(set(content)) == 1
+                seen.append(content[:1])
+        assert all(writer.poll() is None for writer in writers)  # no writer fails because of the other
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
     assert set(seen) == {b'a', b'b'}
     files.replace_file(path, lambda file: file.write_bytes(b'last'))
     left = set(os.listdir(tmp_path)) - {'file'}
