@@ -38,7 +38,8 @@ def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     model = small(name).double().eval()
     for name, statistics in model.named_buffers():
         if not name.endswith('batches_tracked'):
-            torch.nn.init.uniform_(statistics, 0.5, 1.5)
+            low = -0.5 if name.endswith('mean') else 0.5
+            torch.nn.init.uniform_(statistics, low, low + 1.)
 
     def normed(norm, x, i):
         statistics = norm.passes[i]
