@@ -55,6 +55,14 @@ def test_no_probability_is_denormal():
         assert gathered.flatten().tolist() == [0.5, probs.flatten()[1].item(), 0., 0., 0.]
 
 
+def test_scores_far_from_zero_keep_their_precision():
+    rows, cols = (noise(1, 2, *shape) for shape in ((3, 1, 3), (1, 4, 4)))
+    rows = (4 * rows).round() / 4  # exact in float32, also with a constant
+    exact = dense_scores(None, None, rows, cols, None).softmax(-1)
+    shifted = dense_scores(None, None, rows.float() + 2 ** 20, cols.float() - 3, None)
+    torch.testing.assert_close(shifted.softmax(-1), exact.float(), rtol=1e-6, atol=1e-7)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 3), st.integers(1, 3), sides, st.integers(1, 5), st.booleans())
 def test_fused_attention_is_the_softmax_of_all_scores(batch, heads, grid, channels, positions):

@@ -69,8 +69,11 @@ def test_no_images_and_autocast(kind):
     torch.testing.assert_close(out.float(), wanted, rtol=0.03, atol=0.03 * float(wanted.abs().max()))
 
 
-def test_batch_norm_keeps_statistics_a_pass():
-    ours, theirs = PassBatchNorm2d(4, 2), [torch.nn.BatchNorm2d(4) for _ in range(2)]
+@pytest.mark.parametrize('momentum', [0.1, None])  # None: the average of all batches
+def test_batch_norm_keeps_statistics_a_pass(momentum):
+    ours, theirs = PassBatchNorm2d(4, 2), [torch.nn.BatchNorm2d(4, momentum=momentum) for _ in range(2)]
+    for norm in ours.passes:
+        norm.momentum = momentum
     for i, step in itertools.product(range(2), range(3)):
         x = torch.randn(5, 4, 3, 3) * (i + 1) + step
         torch.testing.assert_close(ours(x, i), theirs[i](x))
