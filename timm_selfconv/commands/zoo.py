@@ -110,6 +110,8 @@ def export(args: Namespace) -> None:
     if history is not None:
         read_history(history)
     trained = card_facts(f'local-dir:{args.checkpoint.parent}')
+    if 'teacher' not in trained:  # no card, or a card of another project
+        trained = {}
     name, card = args.model.partition('.')[0], path.with_suffix('.md')  # a new tag is not registered
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, path.name)
