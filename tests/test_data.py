@@ -85,7 +85,7 @@ def test_names_are_matched_loosely_only_if_they_stay_distinct():
 
 
 def test_files_that_are_no_picture_are_named(tmp_path, monkeypatch):
-    """PIL raises errors of many types. Other pictures stand upright."""
+    """PIL raises many types of errors. A turned photograph is read upright."""
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter, clockwise
     Image.new('RGB', (9, 5)).save(tmp_path / 'turned.jpg', exif=exif)

@@ -24,7 +24,7 @@ def unfolded(x, k):
 
 
 def reference(attn, x, i=0, other=None):
-    """The definition, with the statistics of pass i; keys may be those of other images."""
+    """Compute the definition with the statistics of pass i, and with keys of other images if given."""
     k, r, m, (height, width) = attn.kernel_size, 4, 16, x.shape[2:]
 
     def gamma(pairs):  # BN, ReLU, linear, BN, ReLU, linear, shape (B, C, ...)

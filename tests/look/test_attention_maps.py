@@ -108,7 +108,7 @@ def test_attention_to_prefix_tokens_is_left_out():
     (timm_selfconv.attention_maps, 'san_pairwise_hier_cifar', 'model=san_pairwise_hier_cifar: has no attention maps'),
     (timm_selfconv.attention_maps, 'resnet18_cifar', 'model=resnet18_cifar: has no attention maps'),
     (footprint_weights, 'resnet18_cifar', 'model=ResNetCifar: has no SanAttention2d'),
-    # not on a plane, and beside a transformer's
+    # attention along one axis, and a transformer with a converted convolution
     (timm_selfconv.attention_maps, lambda: ConvAttention(torch.nn.Conv1d(3, 3, 3)), 'ConvAttention cannot be read'),
     (timm_selfconv.attention_maps, lambda: convs_to_attention(
         timm.models.VisionTransformer(img_size=32, embed_dim=8, depth=1, num_heads=1), input_size=(3, 32, 32))[0],

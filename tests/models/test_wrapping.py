@@ -16,7 +16,7 @@ def adaptable(module):
 
 @pytest.mark.parametrize('name', FAMILIES)
 def test_adapters_on_every_linear_map(name):
-    """Logits and gradients of the small matrices equal those of a net with the adapters merged into its weights."""
+    """A net with adapters has the logits and gradients of a net with merged weights."""
     plain, model, x = *(shallow_net(name, img_size=16) for _ in range(2)), noise(2, 3, 16, 16)
     adapters = {n: Lora(module) for n, module in model.named_modules() if adaptable(module)}
     for n, adapter in adapters.items():

@@ -64,10 +64,10 @@ def refused(run, capsys):
 @pytest.fixture(scope='session')
 def training(folder):
     """Make trainings of the small net with timm's augmentation, to run step by step."""
-    def make(*overrides, kind=trainer.Training):
+    def make(*overrides):
         args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
         net = create_net(args, dataset := open_dataset(str(folder), 'train'))
-        return kind(args, net, load_images(dataset, net, torch.device('cpu')))
+        return trainer.Training(args, net, load_images(dataset, net, torch.device('cpu')))
 
     return make
 

@@ -71,7 +71,9 @@ class Training:
                 stem = self.model.get_submodule(self.model.pretrained_cfg['first_conv'])
                 whiten_stem(stem, images, args.stem_whitening)
         self.backend = compile_backend(args.torchcompile, device)
-        self.forward = self.compiled(self.model)
+        with as_value_error(f'torchcompile={self.backend!r}'):  # a graph per image size: one for all sizes is slower
+            self.forward: Any = torch.compile(
+                self.model, backend=self.backend, dynamic=False) if self.backend else self.model
         self.ema = ModelEmaV3(
             self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
         self.optimizer = create_optimizer(args, self.model)
@@ -96,11 +98,6 @@ class Training:
             with as_value_error(f'{key}={value!r}'), torch.no_grad():
                 for size in [None] if key == 'model' else value.values():
                     self.model.eval()(at_size(self.images[:1] / 255, size))
-
-    def compiled(self, module: nn.Module) -> Any:
-        """Compile a module, with a graph per image size, because a graph for all sizes is slower."""
-        with as_value_error(f'torchcompile={self.backend!r}'):
-            return torch.compile(module, backend=self.backend, dynamic=False) if self.backend else module
 
     def heads(self) -> Optional[List[List[List[float]]]]:
         """Offsets and covariances of the heads per layer, in the format of :mod:`timm_selfconv.weights.history`."""
@@ -180,7 +177,7 @@ class Training:
                 bad = int((~losses.isfinite()).nonzero()[0])
                 raise FloatingPointError(f'epoch {epoch}, step {bad}: the loss is {losses[bad]}')
             if args.clip_grad is not None:
-                nn.utils.clip_grad_norm_(self.forward.parameters(), args.clip_grad)
+                nn.utils.clip_grad_norm_(self.model.parameters(), args.clip_grad)
             with nullcontext() if self.amp else muon_in_float32():
                 self.optimizer.step()
             updates = epoch * self.batches + step + 1
