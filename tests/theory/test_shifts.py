@@ -1,5 +1,8 @@
 """Heads as shifts, against dense float64 attention by one-hot maps, and against convolutions."""
+import copy
+
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
@@ -89,6 +92,26 @@ def test_weights_train_and_offsets_do_not():
     torch.testing.assert_close(again.eval()(images), shifted.eval()(images), rtol=0, atol=0)
     exported = torch.export.export(shifted, (images,)).module()
     torch.testing.assert_close(exported(images), shifted(images))
+
+
+def test_attention_of_convit_by_position_becomes_shifts():
+    """Against timm's formula with one-hot maps by position. One head in four is wide and stays."""
+    torch.manual_seed(0)
+    model = timm.create_model('convit_tiny', img_size=64, embed_dim=8, depth=2, local_up_to_layer=1).double().eval()
+    old, offsets = model.blocks[0].attn, [(0, 1), (-2, 0), (3, 3), (0, 0)]  # locality_strength 1 gives 3 x 3 taps
+    for head, (row, col) in enumerate(offsets):
+        alpha = 0.1 if head == 3 else 2.
+        old.pos_proj.weight.data[head] = alpha * torch.tensor([2.2 * col, 2. * row, -1.])
+    state, x = copy.deepcopy(model.state_dict()), noise(2, 16, 32)
+    shifted, report = to_shifts(model, 0.5)
+    assert report.shifts == [list(enumerate(offsets))[:3]] and 0 < report.lost[0] < 0.3
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    query, key = old.qk(x).view(2, 16, 2, 4, 8).permute(2, 0, 3, 1, 4)
+    position = old.pos_proj(old.get_rel_indices(16)).permute(0, 3, 1, 2).softmax(-1)
+    position[:, :3] = shift_maps(offsets[:3], 4, 4).flatten(3).flatten(1, 2)
+    maps = torch.lerp((query @ key.mT * old.scale).softmax(-1), position, old.gating_param.sigmoid()[:, None, None])
+    value = old.v(x).view(2, 16, 4, 8).transpose(1, 2)
+    torch.testing.assert_close(shifted.blocks[0].attn(x), old.proj((maps @ value).transpose(1, 2).flatten(2)))
 
 
 def test_other_nets_and_bad_shifts_are_named(small_net):

@@ -11,14 +11,18 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 import torch.nn as nn
 from timm.layers import register_notrace_module
+from timm.models.convit import ConVit
 
-from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers import GatedAttention, SelfAttention2d
+from timm_selfconv.layers.functional import maps_of_factors
 from timm_selfconv.layers.parameters import ATTENTION, check_dense
-from .learned_kernels import Offset, learned_kernels
+from .fusing import fuse
+from .learned_kernels import LearnedKernel, Offset, learned_kernel, learned_kernels
 
 __all__ = ['ShiftAttention2d', 'ShiftReport', 'to_shifts', 'with_shifts']
 
 Shift = Tuple[int, Offset]  # a head and its offset
+ALPHA = 46.  # sharpness of a shift by weights, in 1 / pixels^2: other pixels get less than 1e-19
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,38 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
     return net
 
 
+def report_shifts(kernels: Sequence[LearnedKernel], threshold: float) -> ShiftReport:
+    shifts = [[(number, head.offset) for number, head in enumerate(kernel.heads) if head.least >= threshold]
+              for kernel in kernels]
+    lost = [
+        1 - sum(kernel.heads[number].mean for number, _ in own) / len(own) if own else None
+        for kernel, own in zip(kernels, shifts)]
+    return ShiftReport(shifts, lost)
+
+
+@torch.no_grad()
+def convit_to_shifts(model: ConVit, threshold: float) -> Tuple[nn.Module, ShiftReport]:
+    """Make the attention of ConViT by position sharp Gaussians around offsets (Lemma 2)."""
+    net = fuse(model)
+    layers = [layer for layer in net.modules() if isinstance(layer, GatedAttention)]
+    maps = [maps_of_factors(*layer.factors())[0].unflatten(-1, layer.grid_size).unflatten(-3, layer.grid_size)
+            for layer in layers]
+    report = report_shifts([learned_kernel(own, threshold) for own in maps], threshold)
+    for layer, shifts in zip(layers, report.shifts):
+        for head, (row, col) in shifts:
+            layer.pos_proj.weight[head] = ALPHA * layer.pos_proj.weight.new_tensor([2 * col, 2 * row, -1])
+    return net, report
+
+
 def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, ShiftReport]:
     """Replace heads that attend to one offset by shifts of the image. Other heads remain attention.
 
+    The heads of ConViT attend by content and by position. Only their attention by position becomes a shift, by weights
+    alone, and the report has a list for each layer with such heads.
+
     Args:
-        model: A timm model with :class:`SelfAttention2d` layers that attend by position only. It stays unchanged. Its
-            image size gives the grid on which offsets are found; the result takes the same sizes as the model.
+        model: A timm model with :class:`SelfAttention2d` layers that attend by position only, or timm's ConViT. It
+            stays unchanged. Its image size gives the grid on which offsets are found; the result takes the same sizes.
         threshold: Least attention, from 0 to 1, that a head has to give to its offset at every query. 0 replaces all
             heads, each by its most attended offset.
 
@@ -132,11 +162,8 @@ def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, Shif
     Raises:
         ValueError: If the net looks at content or has no such layers, or the threshold is not from 0 to 1.
     """
+    if isinstance(model, ConVit):
+        return convit_to_shifts(model, threshold)
     position_layers(model)
-    kernels = learned_kernels(model, threshold=threshold)
-    shifts = [[(number, head.offset) for number, head in enumerate(kernel.heads) if head.least >= threshold]
-              for kernel in kernels]
-    lost = [
-        1 - sum(kernel.heads[number].mean for number, _ in own) / len(own) if own else None
-        for kernel, own in zip(kernels, shifts)]
-    return with_shifts(model, shifts), ShiftReport(shifts, lost)
+    report = report_shifts(learned_kernels(model, threshold=threshold), threshold)
+    return with_shifts(model, report.shifts), report
