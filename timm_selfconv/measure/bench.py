@@ -24,24 +24,12 @@ class ReleasedAttention(nn.Module):
         self.attn, self.keys = attn, attn.keys
 
     def forward(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
-        attn, (batch, height, width, dim) = self.attn, x.shape
-        scores, query = x.new_zeros(height, width, 1, 1), None
-        if attn.query is not None:
-            query = attn.query(attn.encoding(x) if attn.absolute else x) * attn.scale
-            query = query.view(batch, height, width, attn.num_heads, dim).permute(0, 3, 1, 2, 4)
-        if attn.relative:
-            rows, cols, cross = attn.encoding(query, height, width)
-            scores = rows[..., :, None] + cols[..., None, :] + (0. if cross is None else cross)
-        if attn.key is not None:
-            keys = (self.keys(x) if key is None else key).unflatten(2, (height, width))
-            if 'content' in attn.terms:
-                scores = scores + torch.einsum('bhijd,bhkld->bhijkl', query, keys)
-            if attn.key_bias is not None:
-                scores = scores + torch.einsum('hd,bhkld->bhkl', attn.key_bias * attn.scale, keys)[:, :, None, None]
-        probs = attn.attn_drop(scores.flatten(-2).softmax(dim=-1).view(scores.shape)).to(x.dtype)
-        shared = len(probs) == 1
-        gathered = torch.einsum(f"{'' if shared else 'b'}hijkl,bkld->bijhd", probs[0] if shared else probs, x)
-        return attn.proj_drop(attn.proj(attn.value(gathered.reshape(batch, height, width, -1))))
+        attn = self.attn
+        shared = attn.query is None and attn.key is None  # all images have the same map
+        probs = attn.attention_probs(x, key)
+        probs = attn.attn_drop(probs[0] if shared else probs).to(x.dtype)
+        gathered = torch.einsum(f"{'' if shared else 'b'}hijkl,bkld->bijhd", probs, x)
+        return attn.proj_drop(attn.proj(attn.value(gathered.flatten(3))))
 
 
 def released(model: SelfAttentionNet) -> SelfAttentionNet:

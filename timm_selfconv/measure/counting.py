@@ -11,10 +11,8 @@ from typing import Any, List, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from fvcore.nn import FlopCountAnalysis
 from fvcore.nn.jit_handles import get_shape
-from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 __all__ = ['Counts', 'count']
@@ -38,26 +36,13 @@ class Counts:
     flops: int
 
 
-class LinearConvFlops(TorchFunctionMode):
-    """Adds up the count of a FlopCounterMode during linear functions and convolutions."""
-
-    def __init__(self, counter: FlopCounterMode) -> None:
-        super().__init__()
-        self.counter = counter
-        self.flops = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        before = self.counter.get_total_flops()
-        result = func(*args, **(kwargs or {}))
-        if func in (F.linear, F.conv2d):
-            self.flops += self.counter.get_total_flops() - before
-        return result
-
-
 def count_flops(model: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, LinearConvFlops(counter) as linear_conv:
+    """Count all FLOPs, and the FLOPs of Linear and Conv2d modules."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(images)
-    return counter.get_total_flops(), linear_conv.flops
+    counts, net = counter.get_flop_counts(), type(model).__name__
+    linear_conv = [f'{net}.{name}' for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    return counter.get_total_flops(), sum(sum(counts[name].values()) for name in linear_conv if name in counts)
 
 
 def attention_macs(inputs: List[Any], outputs: List[Any]) -> int:
