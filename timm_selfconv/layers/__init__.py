@@ -7,6 +7,7 @@
 - token_attention: ``TokenAttention`` of vision transformers. gated_attention: ``GatedAttention`` of ConViT.
 - conv_attention: ``ConvAttention``, one head per tap of a kernel.
 - parameters: checks of arguments and weights, selection of heads, parameters without weight decay.
+- hooks: layers and their inputs, through hooks.
 
 Only torch and timm.layers are imported here.
 """

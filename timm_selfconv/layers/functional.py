@@ -17,7 +17,7 @@ from torch.fx import Proxy
 from timm.layers import register_notrace_function
 
 __all__ = [
-    'at_least_float32', 'axis_probs', 'dense_scores', 'gather_by_factors', 'gather_by_maps', 'gather_fused', 'hooked',
+    'at_least_float32', 'axis_probs', 'dense_scores', 'gather_by_factors', 'gather_by_maps', 'gather_fused',
     'image_chunks', 'maps_of_factors', 'prefers_maps', 'prefers_scores', 'product_dtype', 'rows_at_once', 'traced',
 ]
 
@@ -31,12 +31,6 @@ LARGE_GRID = 1024  # from this number of pixels on, a CPU's fused attention is f
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     """Convert half precision to float32. Position scores need more than 8 bits."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def hooked(module: torch.nn.Module) -> bool:
-    """Detect hooks on the input, the output or the gradients of a module."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
 def traced(x: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from .functional import hooked
+from .hooks import hooked
 
 __all__ = [
     'ABSOLUTE', 'ATTENTION', 'ENCODINGS', 'RELATIVE', 'TERMS', 'check_dense', 'check_sizes', 'check_terms',

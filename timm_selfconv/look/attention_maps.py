@@ -9,8 +9,9 @@ from timm.models.cait import ClassAttn
 
 from timm_selfconv.layers import ConvAttention, SanAttention2d, SelfAttention2d, gaussian_axis_scores
 from timm_selfconv.layers.functional import at_least_float32
+from timm_selfconv.layers.hooks import look_into
 from timm_selfconv.models import ResVit
-from .transformers import TRANSFORMER_ATTENTION, LayerProbs, private_copy, read_probs
+from .transformers import TRANSFORMER_ATTENTION, LayerProbs, read_probs
 
 __all__ = [
     'attention_maps', 'class_attention', 'footprint_weights', 'has_class_token', 'has_footprints', 'layer_names',
@@ -80,18 +81,6 @@ def layer_names(model: nn.Module, layers: int) -> List[str]:
     if layers == len(blocks):
         return [f'bottleneck {i}' for i in range(layers)]
     return [f'pass {i // len(blocks)}, block {i % len(blocks)}' for i in range(layers)]
-
-
-def look_into(model: nn.Module, kinds: Any, images: torch.Tensor, look: Callable[..., T]) -> List[T]:
-    """Apply a function to each layer of some types, and to its inputs, in a copy of the net, in forward order."""
-    net = private_copy(model)
-    seen: List[T] = []
-    for layer in net.modules():
-        if isinstance(layer, kinds):
-            layer.register_forward_pre_hook(lambda layer, args: seen.append(look(layer, *args)))
-    with torch.no_grad():
-        net(images)
-    return seen
 
 
 def own_maps(model: nn.Module) -> bool:

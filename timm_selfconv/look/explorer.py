@@ -30,11 +30,11 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 
 from timm_selfconv.data import label_names, preprocess, rank_classes, to_picture
 from timm_selfconv.layers import SelfAttention2d
+from timm_selfconv.layers.hooks import look_into, private_copy
 from timm_selfconv.theory.learned_kernels import most_attended
 from timm_selfconv.weights.history import find_history, read_history
 from .attention_maps import attention_layers, attention_maps, class_attention, footprint_weights, has_class_token, \
-    has_footprints, layer_names, look_into, looks_at_content
-from .transformers import private_copy
+    has_footprints, layer_names, looks_at_content
 
 __all__ = ['explorer_page']
 

@@ -1,5 +1,4 @@
 """Support for timm's transformers: attention layers, and the places of their tokens on the grid."""
-import copy
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
@@ -16,9 +15,10 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from timm.models.vision_transformer_relpos import RelPosAttention
 
 from timm_selfconv.layers import GatedAttention, TokenAttention
+from timm_selfconv.layers.hooks import private_copy
 from timm_selfconv.models import ResVit
 
-__all__ = ['TRANSFORMER_ATTENTION', 'LayerProbs', 'private_copy', 'read_probs']
+__all__ = ['TRANSFORMER_ATTENTION', 'LayerProbs', 'read_probs']
 
 T = TypeVar('T')
 CHANNELS_FIRST = (visformer.Attention, fastvit.Attention, maxxvit.Attention2d)
@@ -33,16 +33,6 @@ WINDOW_BLOCKS = (
     swin_transformer.SwinTransformerBlock, swin_transformer_v2.SwinTransformerV2Block,
     swin_transformer_v2_cr.SwinTransformerV2CrBlock, gcvit.GlobalContextVitBlock, vision_transformer_sam.Block,
     maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d)
-
-
-def private_copy(model: nn.Module) -> nn.Module:
-    """Copy a net in eval mode that shares parameters and buffers with the original.
-
-    Modes, flags and hooks are separate, so threads that run the original do not see changes to the copy.
-    """
-    hooks = (hook for m in model.modules() for d in (m._forward_hooks, m._forward_pre_hooks) for hook in d.values())
-    memo = {id(shared): shared for shared in (*model.parameters(), *model.buffers(), *hooks)}
-    return copy.deepcopy(model, memo).eval()
 
 
 def patch_grid(model: Any, images: torch.Tensor) -> Tuple[int, int]:

@@ -10,7 +10,8 @@ from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 
 from timm_selfconv.layers import no_weight_decay
-from timm_selfconv.layers.functional import hooked, image_chunks, traced
+from timm_selfconv.layers.functional import image_chunks, traced
+from timm_selfconv.layers.hooks import hooked
 from timm_selfconv.layers.parameters import check_sizes
 
 __all__ = ['Block', 'BlockNet', 'ZooNet', 'check_images', 'to_grid_size']

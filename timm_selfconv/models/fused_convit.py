@@ -13,7 +13,7 @@ from timm.models._input import update_model_input_size
 from timm.models.convit import GPSA, MHSA, ConVit
 
 from timm_selfconv.layers import GatedAttention
-from timm_selfconv.layers.functional import hooked
+from timm_selfconv.layers.hooks import hooked
 from ._base import to_grid_size
 
 __all__ = ['FusedConVit', 'fuse_convit']

@@ -7,7 +7,7 @@
 - inclusion: a net as a richer net with the same logits.
 - gaussians: heads as Gaussians around the query.
 - residual: distance of a layer from every convolution (Lemmas 1 and 3); head_statistics: statistics of heads.
-- pruning: removal of degenerate heads (appendix E); merging: pruning with a fit of the other heads.
+- pruning: removal of degenerate heads (appendix E).
 - fusing: nets for inference.
 """
 from timm_selfconv.layers import ConvAttention

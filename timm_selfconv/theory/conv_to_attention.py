@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from timm_selfconv.layers import ConvAttention
 from timm_selfconv.layers.conv_attention import CONVS, Conv, tap_centers
-from timm_selfconv.layers.functional import hooked
+from timm_selfconv.layers.hooks import hooked
 from timm_selfconv.layers.parameters import keep_from_decay, no_weight_decay
 
 __all__ = ['ConversionReport', 'conv_to_attention', 'convs_to_attention']

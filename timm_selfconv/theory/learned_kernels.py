@@ -6,19 +6,19 @@ offset is the nearest one inside, as with padding mode 'replicate'.
 """
 import copy
 from dataclasses import dataclass, replace
-from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 from timm.models._input import get_model_input_config
 
 from timm_selfconv.layers import ConvAttention, SelfAttention2d
+from timm_selfconv.layers.hooks import look_into
 from .residual import conv_residual, grid_size, near_taps
 
 __all__ = ['HeadOffset', 'LearnedKernel', 'learned_kernel', 'learned_kernels', 'untrained_copy']
 
 Offset = Tuple[int, int]
-T = TypeVar('T')
 
 
 @dataclass(frozen=True)
@@ -113,20 +113,6 @@ def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
     return model
 
 
-@torch.no_grad()
-def look_at_maps(
-        model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], LearnedKernel],
-) -> List[LearnedKernel]:
-    """Apply a function to the attention maps of each layer of a net in eval mode."""
-    seen: List[LearnedKernel] = []
-    model = copy.deepcopy(model).eval()
-    for layer in model.modules():
-        if isinstance(layer, SelfAttention2d):
-            layer.register_forward_pre_hook(lambda layer, args: seen.append(look(layer.attention_probs(*args))))
-    model(images)
-    return seen
-
-
 def learned_kernels(
         model: nn.Module, images: Optional[torch.Tensor] = None, threshold: float = 0.5,
 ) -> List[LearnedKernel]:
@@ -151,10 +137,13 @@ def learned_kernels(
         if any(layer.terms != ('position',) for layer in layers) or not hasattr(model, 'pretrained_cfg'):
             raise ValueError('images: this net looks at content or has no image size of its own, so it needs some')
         images = next(model.parameters()).new_zeros(1, *get_model_input_config(model)['input_size'])
-    kernels = look_at_maps(model, images, lambda maps: learned_kernel(maps, threshold))
+    def kernel(layer: SelfAttention2d, *args: torch.Tensor, taps: Optional[Sequence[Offset]] = None) -> LearnedKernel:
+        return learned_kernel(layer.attention_probs(*args), threshold, taps)
+
+    kernels = look_into(model, SelfAttention2d, images, kernel)
     before = untrained_copy(model)
     if before is None:
         return kernels
     trained = iter(kernels)
-    untrained = look_at_maps(before, images, lambda maps: learned_kernel(maps, threshold, next(trained).taps))
+    untrained = look_into(before, SelfAttention2d, images, lambda *args: kernel(*args, taps=next(trained).taps))
     return [replace(kernel, untrained=first) for kernel, first in zip(kernels, untrained)]

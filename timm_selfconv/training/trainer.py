@@ -27,7 +27,6 @@ from .recipes import DEFAULTS
 __all__ = ['Training', 'compile_backend', 'gains_by_bfloat16']
 
 
-
 def gains_by_bfloat16(device: torch.device) -> bool:
     """Return True if a device multiplies matrices faster in bfloat16 than in float32. CPUs are timed."""
     if device.type == 'cuda':
