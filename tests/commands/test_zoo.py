@@ -35,7 +35,7 @@ def test_export_writes_a_measured_card_once(checkpoint, named, tmp_path, refused
     name = 'sa_quadratic_tiny_cifar.from_another_net'
     command = ['export', name, '--checkpoint', checkpoint, '--data', named,
                '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
-    (tmp_path / 'README.md').write_text('| epochs | 7 |\n')  # beside the checkpoint, but no card of a run
+    (tmp_path / 'README.md').write_text('| epochs | 7 |\n')  # README of another project
     main(command)
     card = (tmp_path / 'out' / f'{name}.md').read_text()
     assert '| seed | 42 |' in card and '| recipe | a=b |' in card and '| epochs |' not in card

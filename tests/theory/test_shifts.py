@@ -98,7 +98,7 @@ def test_attention_of_convit_by_position_becomes_shifts():
     """Against timm's formula with one-hot maps by position. One head in four is wide and stays."""
     torch.manual_seed(0)
     model = timm.create_model('convit_tiny', img_size=64, embed_dim=8, depth=2, local_up_to_layer=1).double().eval()
-    old, offsets = model.blocks[0].attn, [(0, 1), (-2, 0), (3, 3), (0, 0)]  # locality_strength 1 gives 3 x 3 taps
+    old, offsets = model.blocks[0].attn, [(0, 1), (-2, 0), (3, 3), (0, 0)]
     for head, (row, col) in enumerate(offsets):
         alpha = 0.1 if head == 3 else 2.
         old.pos_proj.weight.data[head] = alpha * torch.tensor([2.2 * col, 2. * row, -1.])
