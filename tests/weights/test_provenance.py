@@ -23,6 +23,7 @@ def test_a_net_inherits_the_teachers_of_its_origin(ship):
     ship('net.taught', 'resnet18_cifar (0.9474), from epoch 8 on')
     ship('rich.begun', origin='net.taught')
     ship('richer.begun', 'resnet_tiny_cifar', 'rich.begun, trained on')
+    ship('net.pruned', origin='net')
     assert [weights.origin(name) for name in ('net', 'net.taught', 'rich.begun', 'richer.begun')] == [
         None, None, 'net.taught', 'rich.begun']
     assert weights.teachers('net') == []
@@ -30,9 +31,11 @@ def test_a_net_inherits_the_teachers_of_its_origin(ship):
     assert weights.teachers('richer.begun') == ['resnet18_cifar', 'resnet_tiny_cifar']
     assert weights.provenance('net') == weights.provenance('net.cifar10') == 'from scratch, labels only'
     assert weights.provenance('rich') == weights.provenance('resvit_cifar') == 'no weights'
-    assert weights.provenance('net.taught') == 'taught by resnet18_cifar'
+    assert weights.provenance('net.taught') == 'from scratch, taught by resnet18_cifar'
     assert weights.provenance('richer.begun') == 'begun in rich.begun, taught by resnet18_cifar, resnet_tiny_cifar'
-    assert 'from labels alone' in weights.card_path('rich.begun').read_text()
+    assert weights.provenance('net.pruned') == 'begun in net, labels only'
+    for name, said in ('rich.begun', 'no evidence of learning'), ('net.pruned', 'from `net`, which learned from labels'):
+        assert said in weights.card_path(name).read_text()
     assert 'from labels alone' not in weights.card_path('net').read_text()
 
 
@@ -40,7 +43,7 @@ def test_tags_and_captions_name_teacher_and_origin():
     for name in weights.checksums():
         began, taught = weights.origin(name), weights.teachers(name)
         tag = name.partition('.')[2] or 'cifar10'
-        assert tag == ('from_quadratic_cifar10' if began else 'dist_cifar10' if taught else 'cifar10')
+        assert tag == ('cifar10' if not taught else 'from_quadratic_cifar10' if began else 'dist_cifar10')
         assert {*taught, *([began] if began else [])} <= set(weights.checksums())
         assert weights.provenance(name) in weights.net_caption(weights.tagged_name(name))
 

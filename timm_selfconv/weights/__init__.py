@@ -6,8 +6,8 @@
 - this file: names and cards. history: the history of a run.
 - loading: files of the package or the Hub. saving: weight files, folders, cards. publishing: repositories on the Hub.
 
-Weights with the tag ``cifar10`` were trained from scratch with labels only, and ``pretrained=True`` loads them. Weights
-with the tag ``dist_cifar10`` had a teacher, and weights with ``from_quadratic_cifar10`` started from another net.
+Weights with the tag ``cifar10`` were trained with labels only, and ``pretrained=True`` loads them. The two files with
+the tags ``dist_cifar10`` and ``from_quadratic_cifar10`` had a teacher.
 """
 import re
 from pathlib import Path
@@ -82,11 +82,9 @@ def provenance(name: str) -> str:
     if 'teacher' not in card_facts(name):
         there_are = ':' in name or name.removesuffix('.cifar10') in checksums()
         return 'teacher and origin unknown' if there_are else 'no weights'
-    begun, taught = origin(name), teachers(name)
-    told = [f'begun in {begun}'] if begun else []
-    if taught:
-        told.append('teacher unknown' if taught == ['unknown'] else f'taught by {", ".join(taught)}')
-    return ', '.join(told) or 'from scratch, labels only'
+    begun, taught = origin(name), ', '.join(teachers(name))
+    helped = 'teacher unknown' if taught == 'unknown' else f'taught by {taught}' if taught else 'labels only'
+    return f"{f'begun in {begun}' if begun else 'from scratch'}, {helped}"
 
 
 def net_caption(name: str, checkpoint: Optional[str] = None, untrained: bool = False) -> str:
