@@ -29,14 +29,6 @@ def test_every_net_loads_its_file_or_lists_alternatives(monkeypatch):
             assert not timm.is_model_pretrained(name)
 
 
-def test_weights_with_help_from_another_net_load_by_tag():
-    name = 'sa_quadratic_gen_pruned_cifar'
-    for tag in ('', '.cifar10'):
-        with pytest.raises(RuntimeError, match=rf"no trained .* by tag: '{name}\.from_.*' \(begun in .*taught by"):
-            timm.create_model(f'{name}{tag}', pretrained=True)
-    assert timm.list_models(f'{name}*', pretrained=True) == [f'{name}.from_quadratic_cifar10']
-
-
 def test_every_weight_file_is_a_tag_of_its_net(tmp_path, monkeypatch):
     """The default tag is cifar10, even without weights. timm would take the first tag with weights."""
     monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path)

@@ -52,7 +52,7 @@ def test_captions():
     accuracy = weights.measured_accuracy('sa_learned_tiny_cifar')
     learned = weights.net_caption('sa_learned_tiny_cifar')
     assert learned.endswith(f'test accuracy {100 * accuracy:.1f} %')
-    assert weights.net_caption('sa_quadratic_gen_pruned_cifar.cifar10') == 'its own weights'  # that tag has none
+    assert weights.net_caption('resvit_cifar.cifar10') == 'its own weights'  # there are none
     assert weights.net_caption('sa_learned_tiny_cifar', 'folder/last.pth.tar') == 'weights of last.pth.tar'
     assert weights.net_caption('sa_learned_cifar', untrained=True) == 'untrained'
     assert weights.net_caption('hf-hub:me/pruned') == 'weights of pruned'

@@ -8,7 +8,7 @@ from timm.models._builder import resolve_pretrained_cfg
 
 from timm_selfconv.layers.parameters import keep_from_decay, no_weight_decay
 from ._base import ZooNet
-from timm_selfconv.weights import LICENSE, provenance
+from timm_selfconv.weights import LICENSE
 from timm_selfconv.weights.loading import weight_sources, weights_file
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
@@ -55,11 +55,8 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
-            others = ', '.join(
-                f'{name!r} ({provenance(name)})' for name in timm.list_models(f'{variant}.*', pretrained=True))
-            which = f' from labels only, but others by tag: {others}' if others else ''
             raise RuntimeError(
-                f'{variant} has no trained weights yet{which}. Train it (see recipes/README.md), load a file '
+                f'{variant} has no trained weights yet. Train it (see recipes/README.md), load a file '
                 "(pretrained_cfg_overlay=dict(file='model.safetensors')), or choose a model with weights: "
                 "timm.list_models('*_cifar', pretrained=True)")
         file = weights_file(cfg, kwargs.get('cache_dir'))
