@@ -61,19 +61,19 @@ def card_facts(name: str) -> Dict[str, str]:
     return dict(re.findall(r'^\| (\w[^|]*?) \| (.*) \|$', text, re.MULTILINE) + arguments)
 
 
-def named_net(name: str, fact: str) -> Optional[str]:
-    net = card_facts(name).get(fact, '').partition(' ')[0].rstrip(',')
+def named_net(facts: Dict[str, str], fact: str) -> Optional[str]:
+    net = facts.get(fact, '').partition(' ')[0].rstrip(',')
     return None if net in ('', 'none') else net
 
 
 def origin(name: str) -> Optional[str]:
     """Name of the weights that shipped weights started from; None for training from scratch."""
-    return named_net(name, 'initialised from')
+    return named_net(card_facts(name), 'initialised from')
 
 
 def teachers(name: str) -> List[str]:
     """Teachers of shipped weights, after the teachers of the weights that they started from."""
-    begun, teacher = origin(name), named_net(name, 'teacher')
+    begun, teacher = origin(name), named_net(card_facts(name), 'teacher')
     return list(dict.fromkeys([*(teachers(begun) if begun else []), *([teacher] if teacher else [])]))
 
 

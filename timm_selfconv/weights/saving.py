@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from safetensors import SafetensorError
 
 from timm_selfconv.files import new_folder, os_errors, replace_file, write_new
-from . import LICENSE, tagged_name, teachers
+from . import LICENSE, named_net, tagged_name, teachers
 
 __all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_weights', 'write_net']
 
@@ -114,10 +114,10 @@ def limits(accuracy: float, images: int, facts: Dict[str, Any]) -> str:
         'between training runs.']
     if 'phases' in facts:
         lines.append('Training continued after the test accuracy of earlier phases was known.')
-    begun = facts.get('initialised from', 'none').partition(' ')[0].rstrip(',')
-    if facts.get('teacher', 'none') != 'none' or teachers(begun):
+    begun = named_net(facts, 'initialised from')
+    if named_net(facts, 'teacher') or (begun and teachers(begun)):
         lines.append('Another model helped to train it, so its accuracy is no evidence of learning from labels alone.')
-    elif begun != 'none':
+    elif begun:
         lines.append(f'Training started from `{begun}`, which learned from labels alone.')
     return '\n## Limits\n\n' + ''.join(f'- {line}\n' for line in lines)
 
