@@ -34,8 +34,9 @@ def test_a_net_inherits_the_teachers_of_its_origin(ship):
     assert weights.provenance('net.taught') == 'from scratch, taught by resnet18_cifar'
     assert weights.provenance('richer.begun') == 'begun in rich.begun, taught by resnet18_cifar, resnet_tiny_cifar'
     assert weights.provenance('net.pruned') == 'begun in net, labels only'
-    for name, said in ('rich.begun', 'no evidence of learning'), ('net.pruned', 'from `net`, which learned'):
-        assert said in weights.card_path(name).read_text()
+    said = {'rich.begun': 'no evidence of learning', 'net.pruned': 'from `net`, which learned from labels'}
+    for name, words in said.items():
+        assert words in weights.card_path(name).read_text()
     assert 'from labels alone' not in weights.card_path('net').read_text()
 
 
