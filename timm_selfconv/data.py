@@ -115,12 +115,12 @@ def check_labels(what: str, labels: torch.Tensor, num_classes: int) -> None:
         raise ValueError(f'{what}: labels from {low} to {high} do not fit a net with {num_classes} classes')
 
 
-def label_numbers(dataset: Any) -> Dict[str, int]:
+def label_numbers(dataset: PictureDataset) -> Dict[str, int]:
     """Return the labels of a dataset by class name, or an empty dictionary if it has no names."""
     return getattr(dataset.reader, 'class_to_idx', None) or {}
 
 
-def match_classes(model: nn.Module, dataset: Any) -> Optional[Dict[int, int]]:
+def match_classes(model: nn.Module, dataset: PictureDataset) -> Optional[Dict[int, int]]:
     """Map each label of a dataset to a model's class by name; None means that labels are class numbers already.
 
     If the model has no names, names of the dataset may be class numbers.
@@ -247,7 +247,7 @@ def top_classes(model: nn.Module, images: Sequence[Image.Image], count: int) -> 
     return [ranked[:count] for ranked in rank_classes(model.eval(), preprocess(model, images))]
 
 
-def load_images(dataset: Any, model: nn.Module, device: torch.device) -> Images:
+def load_images(dataset: PictureDataset, model: nn.Module, device: torch.device) -> Images:
     """Load a dataset (:func:`open_dataset`) into memory, preprocessed for a model but not normalised.
 
     Raises:

@@ -66,7 +66,7 @@ def as_value_error(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def os_errors(what: Any, *kinds: Type[Exception]) -> Iterator[None]:
+def os_errors(what: PathLike, *kinds: Type[Exception]) -> Iterator[None]:
     """Convert errors of these kinds, which torch.save and safetensors raise on a full disk, to an OSError."""
     try:
         yield

@@ -2,7 +2,7 @@
 import hashlib
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 import torch
 import torch.nn as nn
@@ -64,7 +64,7 @@ def evaluate(
             no class for a label.
     """
     on = find_device(device)
-    dataset: Any = open_dataset(data, split, input_key, target_key)
+    dataset = open_dataset(data, split, input_key, target_key)
     classes = match_classes(model, dataset)
     if classes is not None:
         dataset.target_transform = classes.__getitem__

@@ -1,11 +1,11 @@
 """Heads as Gaussians around the query: exact for quadratic encodings, mean and covariance for learned ones."""
 from dataclasses import dataclass
-from typing import Any, List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
 
-from timm_selfconv.layers import ConvAttention, QuadraticEncoding, SelfAttention2d
+from timm_selfconv.layers import ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d
 
 __all__ = ['Blobs', 'position_blobs']
 
@@ -24,7 +24,7 @@ class Blobs:
     covariances: torch.Tensor
 
 
-def gaussian(layer: Any) -> Blobs:
+def gaussian(layer: Union[ConvAttention, QuadraticEncoding]) -> Blobs:
     """Read the Gaussians of a layer or encoding with centres and precisions."""
     precisions, axes = torch.linalg.eigh(layer.precisions().detach().cpu().double())
     covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
@@ -32,7 +32,7 @@ def gaussian(layer: Any) -> Blobs:
 
 
 @torch.no_grad()
-def moments(encoding: Any, grid: Tuple[int, int]) -> Blobs:
+def moments(encoding: LearnedEncoding, grid: Tuple[int, int]) -> Blobs:
     """Mean and covariance of the attention of the grid's middle query, for an encoding with separable scores."""
     rows, cols, _ = encoding.offset_tables(*grid)
     centers, variances = [], []

@@ -14,7 +14,7 @@ from timm.models._input import get_model_input_config
 from timm.optim import create_optimizer_v2, muon, optimizer_kwargs, param_groups_weight_decay
 from timm.utils import random_seed
 
-from timm_selfconv.data import label_names, label_numbers, match_classes
+from timm_selfconv.data import PictureDataset, label_names, label_numbers, match_classes
 from timm_selfconv.files import as_value_error
 from timm_selfconv.layers import (
     ConvAttention, LearnedEncoding, QuadraticEncoding, SelfAttention2d, no_weight_decay,
@@ -25,7 +25,7 @@ __all__ = ['create_net', 'create_optimizer', 'muon_in_float32', 'scaled_groups',
 FUSED = ('sgd', 'momentum', 'adam', 'adamw')
 
 
-def create_net(args: argparse.Namespace, *datasets: Any) -> Any:
+def create_net(args: argparse.Namespace, *datasets: PictureDataset) -> Any:
     """Create the model of a recipe and map the labels of its datasets (training images first) to the model's classes.
 
     Raises:

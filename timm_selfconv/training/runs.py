@@ -11,7 +11,7 @@ from typing import Any, Dict, Optional, Sequence
 import torch
 from filelock import FileLock, Timeout
 
-from timm_selfconv.data import class_names, data_name, load_images
+from timm_selfconv.data import PictureDataset, class_names, data_name, load_images
 from timm_selfconv.files import as_value_error, replace_file
 from timm_selfconv.weights import card_facts, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
@@ -24,7 +24,7 @@ __all__ = ['run_facts', 'save_net', 'train']
 
 
 def train(
-        args: argparse.Namespace, datasets: Sequence[Any], device: torch.device, output: Path,
+        args: argparse.Namespace, datasets: Sequence[PictureDataset], device: torch.device, output: Path,
         batches: Optional[int] = None,
 ) -> Training:
     """Train the model of a recipe (:func:`~timm_selfconv.training.recipes.read_recipe`), or resume the run in a folder.
@@ -58,7 +58,7 @@ def train(
     return training
 
 
-def run_facts(training: Training, recipe: str, overrides: Any, data: str) -> Dict[str, Any]:
+def run_facts(training: Training, recipe: str, overrides: Sequence[str], data: str) -> Dict[str, Any]:
     """Return the facts of a run for its model card; None for facts that do not apply."""
     args, device, batches, epochs = training.args, training.images.device, training.batches, len(training.history)
     whole = training.share == 1

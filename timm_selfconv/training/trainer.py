@@ -11,6 +11,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
+from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
 from torch.utils._triton import has_triton
 from torch.utils.benchmark import Timer
@@ -154,7 +155,7 @@ class Training:
         chosen = F.cross_entropy(logits.float(), target, reduction='none').topk(len(x) - len(x) // 2).indices
         return x[chosen], target[chosen]
 
-    def epoch(self, scheduler: Any) -> float:
+    def epoch(self, scheduler: Scheduler) -> float:
         """Train for one epoch and return the mean loss; raise a FloatingPointError if it is not finite."""
         args, epoch, device = self.args, len(self.history), self.images.device
         random_seed(args.seed, 1000 * (epoch + 1))  # the same numbers in a resumed run

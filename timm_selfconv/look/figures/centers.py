@@ -6,7 +6,7 @@ the attention. For other heads the map itself is drawn, as the fewest pixels tha
 import itertools
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -26,7 +26,7 @@ GAUSSIAN = (
     'dot: a head that attends to all pixels nearly alike')
 KEY = 'cross: the query; grey: the grid around it'
 Point = Tuple[float, float]  # column and row, or two lengths in points
-CONTOURS: Any = ((0.5, '-'), (0.9, ':'))  # share of attention, line style
+CONTOURS = ((0.5, '-'), (0.9, ':'))  # share of attention, line style
 EVERYWHERE = 0.4  # share of pixels that hold half of the attention; 0.5 for uniform attention
 FINE = 8  # steps to a pixel along the line around a region
 MARGIN = 1.25  # pixels around the grid, for centres outside
