@@ -1,10 +1,11 @@
-"""Shared fixtures: paths, folders from environment variables (tests are skipped without them), images, small nets."""
-import contextlib
+"""Shared fixtures: folders from environment variables (tests are skipped without them), nets, the client of the Hub."""
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import timm
 import torch
@@ -62,6 +63,16 @@ def small_net():
 
 
 @pytest.fixture
+def output_of(capsys):
+    """Run a command and return what it prints on stdout."""
+    def output_of(*words):
+        main([str(word) for word in words])
+        return capsys.readouterr().out
+
+    return output_of
+
+
+@pytest.fixture
 def refused(capsys):
     """Check that a command fails with exit status 2 and one line on stderr with some words."""
     def refused(message, command):
@@ -75,17 +86,23 @@ def refused(capsys):
 
 
 @pytest.fixture
-def limit():
-    """Limit the size of files in this context, in bytes."""
-    resource = pytest.importorskip('resource')
+def client(monkeypatch, tmp_path):
+    """Change constants of the Hub's client, which reads the environment only on import."""
+    def change(**constants):
+        for name, value in constants.items():
+            monkeypatch.setattr(f'huggingface_hub.constants.{name}', value)
+        if 'ENDPOINT' in constants:
+            template = constants['ENDPOINT'] + '/{repo_id}/resolve/{revision}/{filename}'
+            change(HUGGINGFACE_CO_URL_TEMPLATE=template)
+            # before 1.0 a module keeps its own copy
+            monkeypatch.setattr('huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE', template, raising=False)
+        getattr(huggingface_hub.utils._http, 'reset_sessions', bool)()  # before 1.0 a session stays offline
 
-    @contextlib.contextmanager
-    def limit(nbytes):
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    def connect(self, address):
+        assert address[0] == '127.0.0.1', f'goes out to {address}'
+        return real(self, address)
 
-    return limit
+    real = socket.socket.connect
+    monkeypatch.setattr(socket.socket, 'connect', connect)
+    change(HF_HUB_CACHE=str(tmp_path / 'cache'), HF_HUB_OFFLINE=False, HF_HUB_ETAG_TIMEOUT=1, HF_HUB_DOWNLOAD_TIMEOUT=5)
+    return change

@@ -1,7 +1,10 @@
-"""Helpers for tests of figures: small nets, and readers of drawn figures."""
+"""Helpers for tests of figures and pages: small nets, and readers of what is drawn."""
+from urllib.request import urlopen
+
 import numpy as np
 import timm
 import torch
+from PIL import Image
 
 from timm_selfconv.theory import position_blobs
 from timm_selfconv.weights.history import write_history
@@ -47,7 +50,7 @@ def heads_of(net, grid):
         layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(net, grid)]
 
 
-def write_run(folder, net, grid, epochs, change=lambda: None, name='sa_quadratic_cifar'):
+def write_run(folder, net, grid, epochs, change=lambda: None):
     """Write a history of a net that changes after each epoch, and return the Gaussians of the epochs."""
     rows, blobs = [], {}
     for epoch in epochs:
@@ -55,7 +58,7 @@ def write_run(folder, net, grid, epochs, change=lambda: None, name='sa_quadratic
         blobs[epoch] = position_blobs(net, grid)
         change()
     rows[-1]['eval_top1'] = 90.
-    write_history(folder / 'history.json', name, list(grid), rows)
+    write_history(folder / 'history.json', 'sa_quadratic_cifar', list(grid), rows)
     return blobs
 
 
@@ -70,8 +73,14 @@ def assert_drawn(images, expected):
         np.testing.assert_allclose(image, wanted, rtol=1e-4, atol=1e-6)
 
 
-def texts(figure):
-    return [t.get_text() for t in figure.texts]
+def texts(drawn):
+    """Texts of a figure or of its axes."""
+    return [t.get_text() for t in drawn.texts]
+
+
+def decode(uri):
+    """Return the picture in an address that begins with ``data:``, shape (height, width, 3), in bytes."""
+    return np.array(Image.open(urlopen(uri)).convert('RGB'))
 
 
 def set_heads(block, centers, spreads):
@@ -80,10 +89,8 @@ def set_heads(block, centers, spreads):
         parameter.data.copy_(torch.as_tensor(values))
 
 
-def quadratic_net(encoding='quadratic'):
-    torch.manual_seed(0)
-    net = timm.create_model('sa_quadratic_cifar', num_heads=2, encoding=encoding, **SMALL)
-    spreads = [0.5, -2.] if encoding == 'quadratic' else [[[2., 1.], [0., 1.]], [[1., 0.], [0., 0.]]]  # of any sign
+def quadratic_net():
+    net = timm.create_model('sa_quadratic_cifar', num_heads=2, **SMALL)
     for block in net.blocks:
-        set_heads(block, [[1., -2.], [3., 0.5]], spreads)
+        set_heads(block, [[1., -2.], [3., 0.5]], [0.5, -2.])
     return net

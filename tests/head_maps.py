@@ -3,13 +3,13 @@ import itertools
 
 import torch
 
+from tiny_nets import noise
+
 
 def random_maps(*shape, seed=0, sharpness=2.):
     """Return the softmax of noise, shape (..., H, W). No statistic is equal for all queries."""
-    generator = torch.Generator().manual_seed(seed)
-    *heads, height, width = shape
-    scores = sharpness * torch.randn(*heads, height, width, height * width, generator=generator, dtype=torch.double)
-    return scores.softmax(-1).unflatten(-1, (height, width))
+    scores = sharpness * noise(*shape, shape[-2] * shape[-1], seed=seed)
+    return scores.softmax(-1).unflatten(-1, shape[-2:])
 
 
 def convit_position_maps(weight, height, width):

@@ -8,10 +8,10 @@ class Lora(nn.Module):
     def __init__(self, base_layer, rank=2):
         super().__init__()
         rows, cols = base_layer.weight.shape[:2]
-        kind = (lambda *sizes: nn.Conv2d(*sizes, 1, bias=False)) if isinstance(base_layer, nn.Conv2d) else (
-            lambda *sizes: nn.Linear(*sizes, bias=False))
+        kind, size = (nn.Conv2d, [1]) if isinstance(base_layer, nn.Conv2d) else (nn.Linear, [])
         self.base_layer = base_layer
-        self.a, self.b = kind(cols, rank).to(base_layer.weight), kind(rank, rows).to(base_layer.weight)
+        self.a, self.b = (
+            kind(*sizes, *size, bias=False).to(base_layer.weight) for sizes in ((cols, rank), (rank, rows)))
 
     def weight_in_all(self):
         small = self.b.weight.flatten(1) @ self.a.weight.flatten(1)

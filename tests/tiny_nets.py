@@ -48,7 +48,6 @@ def explicit_maps():
 
 NARROW = dict(embed_dim=8, mlp_dim=8, depth=2)
 SMALL = f'model_kwargs={NARROW}'  # as a key of a recipe
-LIKE_TIMM = ['crop_padding=0', 'img_sizes={}']  # whole images of one size
 
 
 def small_sizes(name):
@@ -65,17 +64,10 @@ def small_sizes(name):
 ONE_LAYER = dict(NARROW, depth=1)
 TWO_STAGES = dict(channels=(32,) * 2, depths=(1,) * 2)
 SHALLOW = {
-    'sa_quadratic_cifar': ONE_LAYER,
-    'sa_quadratic_gen_cifar': ONE_LAYER,
-    'sa_learned_cifar': ONE_LAYER,
-    'sa_learned_content_cifar': ONE_LAYER,
-    'sa_learned_content_hier_cifar': NARROW,
+    **{f'sa_{kind}_cifar': ONE_LAYER for kind in ('quadratic', 'quadratic_gen', 'learned', 'learned_content')},
     'resvit_cifar': ONE_LAYER,
-    'resvit_hier_cifar': NARROW,
-    'san_pairwise_cifar': TWO_STAGES,
-    'san_patchwise_cifar': TWO_STAGES,
-    'san_pairwise_hier_cifar': TWO_STAGES,
-    'san_patchwise_hier_cifar': TWO_STAGES,
+    **{f'{kind}_hier_cifar': NARROW for kind in ('sa_learned_content', 'resvit')},
+    **{f'san_{kind}_cifar': TWO_STAGES for kind in ('pairwise', 'patchwise', 'pairwise_hier', 'patchwise_hier')},
     'resnet_tiny_cifar': dict(layers=(1,) * 4, channels=(8,) * 4),
 }
 # one net per class and formula
@@ -87,7 +79,7 @@ FAMILIES = (
 def shallow_net(name, **kwargs):
     """Make a net of SHALLOW in float64 and eval mode. Its norms and biases keep features away from the kink of ReLU."""
     torch.manual_seed(0)
-    model = timm.create_model(name, **SHALLOW[name], **kwargs).double().eval()
+    model = timm.create_model(name, **{**SHALLOW[name], **kwargs}).double().eval()
     for p in model.parameters():
         if p.dim() == 1:
             torch.nn.init.normal_(p, 1., 0.3)

@@ -1,4 +1,5 @@
 import importlib
+import itertools
 import math
 import re
 import sys
@@ -10,7 +11,6 @@ import timm
 import torch
 import torch.nn.functional as F
 from matplotlib.patches import Circle, Rectangle
-from matplotlib.transforms import Bbox
 
 from drawn import SMALL, assert_drawn, panels, quadratic_net, set_heads, texts
 from head_maps import random_maps
@@ -18,6 +18,7 @@ from timm_selfconv.look import attention_maps as maps_module, figures
 from timm_selfconv.look.heads import report_heads
 from timm_selfconv.theory import convs_to_attention
 from timm_selfconv.weights.history import write_history
+
 
 def test_averages_are_what_a_key_receives_from_all_queries():
     maps = random_maps(9, 5, 5) / 10
@@ -27,7 +28,7 @@ def test_averages_are_what_a_key_receives_from_all_queries():
     assert_drawn(panels(figure), average)
     assert all(image.get_clim()[1] < 0.5 for image in figure.axes[0].images)
     assert 'the largest 1 % share its end' in figure.axes[1].get_xlabel()
-    assert any(text.get_text().startswith('.9') for text in figure.axes[0].texts)
+    assert any(text.startswith('.9') for text in texts(figure.axes[0]))
 
 
 def test_windows_end_at_the_grid():
@@ -45,13 +46,11 @@ def test_windows_end_at_the_grid():
 
 def test_the_most_local_head_comes_first():
     maps = torch.zeros(3, 5, 5, 5, 5)
-    for head, (row, col) in enumerate([(0, 0), (2, 2), (2, 3)]):  # from (2, 2): far, here, next
-        maps[head, :, :, row, col] = 1.
+    maps[[0, 1, 2], :, :, [0, 2, 2], [0, 2, 3]] = 1.  # from (2, 2): far, here, next
     figure = figures.figure_query([maps], window=3)
     drawn = panels(figure)
     assert drawn[0][1, 1] == 1. and drawn[1][1, 2] == 1. and drawn[2].sum() == 0.
-    labels = [text.get_text() for text in figure.axes[0].texts]
-    assert labels == ['layer 0', '1', '1.00', '2', '1.00', '0', '.000']
+    assert texts(figure.axes[0]) == ['layer 0', '1', '1.00', '2', '1.00', '0', '.000']
 
 
 def test_the_query_is_framed_in_the_picture_and_in_maps_over_it():
@@ -75,26 +74,14 @@ def test_all_panels_have_one_scale_and_do_not_overlap():
     maps = [random_maps(24, 3, 4), torch.full((1, 3, 4, 3, 4), 1 / 12)]  # the first layer in two lines
     most = max(layer[:, 1, 2].max().item() for layer in maps)
     ax, bar = figures.figure_query(maps).axes
-    shares = [text.get_text() for text in ax.texts if '.' in text.get_text()]
+    shares = [text for text in texts(ax) if '.' in text]
     for image, share, layer in zip(ax.images, shares, torch.cat(maps), strict=True):
         assert image.get_clim() == (0., pytest.approx(most))
         assert float(share) == pytest.approx(layer[1, 2].max().item(), abs=0.006)
     assert bar.get_xlim() == (0., pytest.approx(most))
     assert [label.get_text() for label in bar.get_xticklabels()][::4] == ['0', f'{most:.2g}']
-    boxes = [Bbox.from_extents(left, top, right, bottom) for left, right, bottom, top in (
-        image.get_extent() for image in ax.images)]
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-
-
-def test_footprints_are_drawn_about_their_neutral_weight():
-    signed, pairwise = torch.randn(32, 3, 3), random_maps(2, 3, 3)[:, 1, 1]
-    figure = figures.figure_footprints([signed], ['a block'])
-    assert_drawn(panels(figure), signed[:16])
-    assert 'the first 16' in texts(figure)[1] and figure.axes[0].texts[0].get_text() == 'a block'
-    low, high = figure.axes[0].images[0].get_clim()
-    assert low == -high and high == pytest.approx(signed.abs().max().item())
-    low, high = figures.figure_footprints([pairwise], ['']).axes[0].images[0].get_clim()
-    assert (low + high) / 2 == pytest.approx(1 / 9)
+    boxes = [image.get_window_extent() for image in ax.images]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def write_summary(folder, *rows):
@@ -116,8 +103,7 @@ def test_curves_of_runs_by_name(tmp_path):
     assert [list(line.get_ydata()) for line in loss.lines] == [[2., 1.4, 1.3], [1.5]]
     band = accuracy.collections[1].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (50., 56.)
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ['a: 56.0 %', 'b: 53.0 % (50.0 to 56.0, 2 runs)']
+    assert texts(figure.legends[0]) == ['a: 56.0 %', 'b: 53.0 % (50.0 to 56.0, 2 runs)']
 
 
 def test_curves_that_cannot_be_read(tmp_path):
@@ -147,8 +133,7 @@ def test_taps_are_squares_of_their_attention_and_other_heads_circles():
     for square, (row, col), head in zip(squares, ((1, -2), (3, 0)), layers[0].kernel.heads, strict=True):
         assert square.get_width() * square.get_height() == pytest.approx(head.mean)
         assert square.get_center() == pytest.approx((col, row))
-    assert [text.get_text() for text in first.texts] == ['0', '1']
-    assert first.get_title() == 'layer 0: 2 of 2 heads, 2 offsets'
+    assert texts(first) == ['0', '1'] and first.get_title() == 'layer 0: 2 of 2 heads, 2 offsets'
     circle = next(patch for patch in second.patches if isinstance(patch, Circle))
     assert circle.center == layers[1].heads[0].center[::-1] and circle.radius == layers[1].heads[0].spread
     assert all(ax.get_ylim() == (4.5, -4.5) for ax in figure.axes)  # rows downwards
@@ -170,10 +155,8 @@ def test_position_only_nets_need_no_images():
     ('sa_learned_content_hier_cifar', dict(SMALL, num_heads=2, img_size=16)),
     ('vit_tiny_patch16_224', dict(img_size=64, depth=2))])
 def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
-    net = timm.create_model(name, **kwargs).eval()
-    with pytest.raises(ValueError, match='images: needs at least one picture'):
-        figures.draw_figures(net)
-    images = torch.randn(9, 3, kwargs['img_size'], kwargs['img_size'])
+    net, size = timm.create_model(name, **kwargs).eval(), kwargs['img_size']
+    images = torch.randn(9, 3, size, size)
     drawn = figures.draw_figures(net, images, ['cat'], query=(1, 2))
     assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'kernels',
                            'attention-cat', 'overlay-cat', 'average-cat']
@@ -194,8 +177,6 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
     assert_drawn(panels(drawn['attention']), [*fine[0, :, 5, 19], *coarse[0, :, 2, 9], *last[0, :, 2, 9]])
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-20., 1.), *[(-10., 1.)] * 2]
     assert all(ax.get_xticklabels() and ax.get_yticklabels() for ax in drawn['centers'].axes)  # each has its scale
-    with pytest.raises(ValueError, match=r'needs a row and a column on the grid of 12 x 20'):
-        figures.draw_figures(net, images, query=(5, 20))
 
     cnn = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1, 1, 1, 1)).eval()
     drawn = figures.draw_figures(convs_to_attention(cnn, 'layer3', alpha=3.)[0])
@@ -203,31 +184,35 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-9.75, 8.75), (-5.75, 4.75), (-9.75, 8.75)]
 
 
-def test_vector_attention_gets_footprints():
-    net = timm.create_model('san_patchwise_hier_cifar', channels=(32, 32), depths=(1, 1)).eval()
+@pytest.mark.parametrize('name,neutral,rows', [
+    ('san_patchwise_hier_cifar', 0., ['pass 0, block 0', 'pass 1, block 0']),
+    ('san_pairwise_cifar', 1 / 9, ['bottleneck 0', 'bottleneck 1'])])
+def test_vector_attention_gets_footprints_about_their_neutral_weight(name, neutral, rows):
+    net, images = timm.create_model(name, channels=(544, 544), depths=(1, 1)).eval(), torch.randn(9, 3, 8, 8)
     with pytest.raises(ValueError, match='images: needs at least one picture'):
         figures.draw_figures(net)
-    images = torch.randn(9, 3, 8, 8)
     figure, = figures.draw_figures(net, images).values()
-    expected = [w.mean((0, 2, 3)) for w in maps_module.footprint_weights(net, images)]
-    assert_drawn(panels(figure), torch.cat(expected))
-    names = [text.get_text() for text in figure.axes[0].texts]
-    assert [name for name in names if ', ' in name] == ['pass 0, block 0', 'pass 1, block 0']
+    weights = [w.mean((0, 2, 3)) for w in maps_module.footprint_weights(net, images)]
+    assert_drawn(panels(figure), torch.cat([layer[:16] for layer in weights]))
+    assert 'the first 16' in texts(figure)[1] and [t for t in texts(figure.axes[0]) if ' ' in t] == rows
+    low, high = figure.axes[0].images[0].get_clim()
+    assert (low + high) / 2 == pytest.approx(neutral)
+    assert high - neutral == pytest.approx((torch.cat(weights) - neutral).abs().max().item())
 
 
 @pytest.mark.parametrize('ending,start', [('png', b'\x89PNG'), ('svg', b'<?xml'), ('pdf', b'%PDF')])
 def test_files_are_the_same_every_time_and_never_replaced(tmp_path, ending, start):
-    before, file, figure = dict(matplotlib.rcParams), tmp_path / f'a.{ending}', figures.figure_average
-    for path in (file, tmp_path / f'b.{ending}'):
-        figures.save_figure(figure([random_maps(1, 2, 2)]), path)
-    content = file.read_bytes()
+    before, files = dict(matplotlib.rcParams), [tmp_path / f'{name}.{ending}' for name in 'ab']
+    for file in files:
+        figures.save_figure(figures.figure_average([random_maps(1, 2, 2)]), file)
     assert dict(matplotlib.rcParams) == before
-    assert content.startswith(start) and (tmp_path / f'b.{ending}').read_bytes() == content
+    other = figures.figure_average([random_maps(2, 2, 2)])
     with pytest.raises(FileExistsError, match='exists'):
-        figures.save_figure(figure([random_maps(2, 2, 2)]), file)
+        figures.save_figure(other, files[0])
     with pytest.raises(ValueError, match=r'path=.*needs one of the endings \.png, \.svg, \.pdf'):
-        figures.save_figure(figure([random_maps(1, 2, 2)]), tmp_path / 'a.bmp')
-    assert file.read_bytes() == content and len(list(tmp_path.iterdir())) == 2
+        figures.save_figure(other, tmp_path / 'a.bmp')
+    content, again = (file.read_bytes() for file in files)
+    assert content.startswith(start) and again == content and len(list(tmp_path.iterdir())) == 2
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):

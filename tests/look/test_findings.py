@@ -44,8 +44,8 @@ def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys, refu
     heads = [list(head.offset) for kernel in theory.learned_kernels(net) for head in kernel.heads]
 
     def accuracy(model):
-        layers = [m.offsets.tolist() for m in model.modules() if isinstance(m, theory.ShiftAttention2d)]
-        seen.append([offset for layer in layers for offset in layer])
+        layers = [m for m in model.modules() if isinstance(m, theory.ShiftAttention2d)]
+        seen.append([offset for layer in layers for offset in layer.offsets.tolist()])
         return len(seen) / 100
 
     monkeypatch.setattr(findings, 'net', lambda name: net)

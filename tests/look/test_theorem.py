@@ -1,6 +1,4 @@
 """The page about the theorem: its numbers equal conv_to_attention in float64; its controls."""
-import base64
-import io
 import json
 import math
 import re
@@ -12,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from drawn import PAINTED, middle, swipe, until
+from drawn import PAINTED, decode, middle, swipe, until
 from timm_selfconv import cli
 from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.theory import conv_to_attention
@@ -30,8 +28,7 @@ STATES = [  # kernel, alpha, dilation, heads that are away from their taps, addr
 
 
 def photo_of(page):
-    png = base64.b64decode(re.search(r'id="source" src="data:image/png;base64,(.*?)"', page)[1])
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(png)))).permute(2, 0, 1).double() / 255
+    return torch.from_numpy(decode(re.search(r'id="source" src="(.*?)"', page)[1])).permute(2, 0, 1).double() / 255
 
 
 def go(page, hash):
@@ -57,13 +54,11 @@ assert_equal = partial(torch.testing.assert_close, atol=1e-13, rtol=0, equal_nan
 def layers_of(kernel, alpha, dilation, moved):
     """Return the convolution of each colour, and its conversion to attention."""
     size = len(kernel)
-    conv = nn.Conv2d(
-        3, 3, size, padding=dilation * (size - 1) // 2, dilation=dilation, groups=3, bias=False).double()
-    with torch.no_grad():
-        conv.weight.copy_(torch.as_tensor(kernel))
-        attention = conv_to_attention(conv, alpha)
-        for head, offset in moved.items():
-            attention.centers[head] += torch.tensor(offset, dtype=torch.double)
+    conv = nn.Conv2d(3, 3, size, padding=size // 2 * dilation, dilation=dilation, groups=3, bias=False).double()
+    conv.weight.copy_(torch.as_tensor(kernel))
+    attention = conv_to_attention(conv, alpha)
+    for head, offset in moved.items():
+        attention.centers[head] += torch.tensor(offset, dtype=torch.double)
     return conv, attention
 
 
@@ -85,11 +80,9 @@ def test_the_page_equals_conv_to_attention(open_page):
             limit = min(1, 4 * math.exp(-alpha)) * total
             assert error <= bound and limit <= bound <= limit + 1e-14 * total
 
-        total = kernel.sum()
-        black, white = (min(0., total), max(0., total)) if abs(total) > 0.1 else (
-            -np.abs(kernel).sum() / 8, np.abs(kernel).sum() / 8)
-        png = base64.b64decode(page.evaluate('stages.attention.pixels.toDataURL().split(",")[1]'))
-        drawn = torch.from_numpy(np.array(Image.open(io.BytesIO(png)).convert('RGB'))).permute(2, 0, 1)
+        most, total = np.abs(kernel).sum() / 8, kernel.sum()
+        black, white = sorted([0., total]) if abs(total) > 0.1 else (-most, most)
+        drawn = torch.from_numpy(decode(page.evaluate('stages.attention.pixels.toDataURL()'))).permute(2, 0, 1)
         assert (drawn - 255 * ((expected[1] - black) / (white - black)).clamp(0, 1)).abs().max() <= 0.51
 
         query, width = [5, 90], len(kernel) // 2 * dilation  # near a corner
