@@ -9,16 +9,14 @@ from head_maps import convit_position_maps
 from held import Memory
 from timm_selfconv.layers import GatedAttention
 from timm_selfconv.layers.functional import maps_of_factors
+from tiny_nets import randomised
 
 sides = st.integers(1, 6)
 
 
 def random_layer(height, width, heads=2, bias=True, seed=0):
-    torch.manual_seed(seed)
     layer = GPSA(3 * heads, heads, qkv_bias=bias, dtype=torch.float64)
-    for p in layer.parameters():
-        torch.nn.init.normal_(p)
-    return GatedAttention(layer, (height, width)).eval()
+    return randomised(GatedAttention(layer, (height, width)), seed, std=1.)
 
 
 def dense(layer, x):

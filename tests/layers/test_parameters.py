@@ -10,7 +10,6 @@ from timm_selfconv.theory import attention_to_convs, convs_to_attention, fuse, i
     with_shifts
 from tiny_nets import random_net
 
-
 CHANGES = dict(
     adapted=Lora,
     subclassed=lambda layer: nn.modules.linear.NonDynamicallyQuantizableLinear(*layer.weight.shape[::-1]).double(),

@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -72,15 +70,15 @@ def test_no_images_and_autocast(kind):
 @pytest.mark.parametrize('momentum', [0.1, None])  # None: the average of all batches
 def test_batch_norm_keeps_statistics_a_pass(momentum):
     ours, theirs = PassBatchNorm2d(4, 2), [torch.nn.BatchNorm2d(4, momentum=momentum) for _ in range(2)]
-    for norm in ours.passes:
-        norm.momentum = momentum
-    for i, step in itertools.product(range(2), range(3)):
-        x = torch.randn(5, 4, 3, 3) * (i + 1) + step
-        torch.testing.assert_close(ours(x, i), theirs[i](x))
-    for i in range(2):
-        for name, statistics in theirs[i].named_buffers():  # with the number of batches
-            torch.testing.assert_close(getattr(ours.passes[i], name), statistics)
-        torch.testing.assert_close(ours.eval()(x, i), theirs[i].eval()(x))
+    for i, norm in enumerate(theirs):
+        ours.passes[i].momentum = momentum
+        for step in range(3):
+            x = torch.randn(5, 4, 3, 3) * (i + 1) + step
+            torch.testing.assert_close(ours(x, i), norm(x))
+    for i, norm in enumerate(theirs):
+        statistics = (dict(module.named_buffers()) for module in (ours.passes[i], norm))  # with the number of batches
+        torch.testing.assert_close(*statistics)
+        torch.testing.assert_close(ours.eval()(x, i), norm.eval()(x))
     assert sum(p.numel() for p in ours.parameters()) == 8
     with pytest.raises(ValueError, match='pass_index=2: needs one of 2 passes'):
         ours(torch.zeros(5, 4, 3, 3), 2)

@@ -31,9 +31,8 @@ def test_logits_are_the_nets(kwargs):
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
 
 
-def test_layers_and_nets_for_features(images):
-    small, x = dict(embed_dim=8, mlp_dim=8, depth=2), images(2, 3, 32, 32)
-    backbone = timm.create_model('sa_quadratic_cifar', features_only=True, out_indices=(0, 1), **small).eval()
+def test_layers_and_nets_for_features(small_net, images):
+    backbone, x = small_net('sa_quadratic_cifar', features_only=True, out_indices=(0, 1)).eval(), images(2, 3, 32, 32)
     torch.testing.assert_close(fuse(backbone)(x), backbone(x), rtol=1e-4, atol=1e-5)
     layer, grid = random_net().blocks[0].attn, noise(2, 5, 6, 8)
     torch.testing.assert_close(fuse(layer)(grid), layer(grid))

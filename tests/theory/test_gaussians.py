@@ -19,13 +19,11 @@ def test_moments_against_the_map_of_the_middle_query(encoding):
     blobs = position_blobs(net, grid)
     assert (position_blobs(net) is None) == (encoding == 'learned')
     maps = attention_maps(net, torch.zeros(1, 3, 2 * grid[0], 2 * grid[1], dtype=torch.double))
-    offsets = torch.stack(torch.meshgrid(*(torch.arange(n) - n // 2 for n in grid), indexing='ij'), -1).double()
+    offsets = torch.cartesian_prod(*(torch.arange(n) - n // 2 for n in grid)).double()
     for layer, layer_maps in zip(blobs, maps, strict=True):
-        probs = layer_maps[0][:, grid[0] // 2, grid[1] // 2]
-        centers = torch.einsum('hij,ijd->hd', probs, offsets)
-        distance = offsets - centers[:, None, None]
-        covariances = torch.einsum('hij,hijd,hije->hde', probs, distance, distance)
-        torch.testing.assert_close(layer.centers, centers, rtol=1e-3, atol=1e-3)
+        probs = layer_maps[0][:, grid[0] // 2, grid[1] // 2].flatten(1)
+        covariances = torch.stack([torch.cov(offsets.T, correction=0, aweights=attention) for attention in probs])
+        torch.testing.assert_close(layer.centers, probs @ offsets, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(layer.covariances, covariances, rtol=1e-3, atol=1e-3)
 
 

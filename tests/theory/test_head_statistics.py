@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from head_maps import random_maps, shift_maps
+from head_maps import random_maps
 from timm_selfconv.theory import center_of_mass, entropy, mean_distance, mirror_symmetry, overlap, spread, \
     translation_consistency
 
-PER_QUERY = [spread, entropy, mean_distance]
 SIZES = st.integers(1, 5)
 SEEDS = st.integers(0, 2 ** 20)
 
@@ -53,15 +52,12 @@ def loop_consistency(maps):
 
 def loop_symmetry(maps):
     height, width = maps.shape[:2]
-    total = weight = 0.
-    for i, j in itertools.product(range(height), range(1, width - 1)):
-        seen = [(k, m) for k in range(height) for m in range(width) if 0 <= 2 * j - m < width]
-        mass = sum(float(maps[i, j, k, m]) for k, m in seen)
-        if mass > 0:
-            distance = sum(abs(float(maps[i, j, k, m] - maps[i, j, k, 2 * j - m])) for k, m in seen) / mass / 2
-            total += mass * (1 - distance)
-            weight += mass
-    return total / weight if weight else 1.
+    distance = weight = 0.
+    for i, j, k, m in itertools.product(range(height), range(1, width - 1), range(height), range(width)):
+        if 0 <= 2 * j - m < width:
+            distance += abs(float(maps[i, j, k, m] - maps[i, j, k, 2 * j - m])) / 2
+            weight += float(maps[i, j, k, m])
+    return 1 - distance / weight if weight else 1.
 
 
 @settings(deadline=None, max_examples=25)
@@ -75,20 +71,18 @@ def test_statistics_of_heads_against_loops(height, width, seed, sharpness):
 
 def test_axes_before_the_queries_are_kept():
     maps = [random_maps(3, 4, seed=seed) for seed in range(6)]
-    for statistic in (center_of_mass, *PER_QUERY, translation_consistency, mirror_symmetry):
+    for statistic in (center_of_mass, spread, entropy, mean_distance, translation_consistency, mirror_symmetry):
         together = statistic(torch.stack(maps).unflatten(0, (2, 3)))
         torch.testing.assert_close(together, torch.stack([statistic(m) for m in maps]).unflatten(0, (2, 3)))
         with pytest.raises(ValueError, match=r'maps of shape \[3, 4, 4, 3\]'):
             statistic(torch.ones(3, 4, 4, 3))
 
 
-def test_overlap_of_heads_and_of_images():
-    flat = torch.full((4, 5, 4, 5), 1 / 20).double()
-    maps = torch.cat([shift_maps([(0, 0), (9, 9)], 4, 5), flat[None]])  # the second looks at the last corner
-    expected = torch.full((4, 5), 2 / 60).double()
-    expected[-1, -1] += 1 / 3
-    torch.testing.assert_close(overlap(maps), expected)
-    images = overlap(torch.stack([maps, flat.expand_as(maps)]), 0)
-    torch.testing.assert_close(images, torch.tensor([1 / 20, 1 / 20, 1]).double()[:, None, None].expand(3, 4, 5))
-    with pytest.raises(ValueError, match=r'maps of shape .* at least two along dimension -5'):
-        overlap(maps[:1])
+@pytest.mark.parametrize('dim', [-5, 0])
+def test_overlap_is_1_less_the_mean_distance_of_pairs(dim):
+    """Of the heads of a layer, or of the images of a batch."""
+    maps = random_maps(4, 3, 4, 5)
+    distances = [(a - b).abs().sum((-2, -1)) / 2 for a, b in itertools.combinations(maps.unbind(dim), 2)]
+    torch.testing.assert_close(overlap(maps, dim), 1 - sum(distances) / len(distances))
+    with pytest.raises(ValueError, match=rf'maps of shape .* at least two along dimension {dim}'):
+        overlap(maps.narrow(dim, 0, 1), dim)

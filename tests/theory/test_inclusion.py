@@ -1,4 +1,5 @@
 import copy
+from functools import partial
 
 import pytest
 import timm
@@ -14,9 +15,7 @@ CONTENT = ('content', 'content_position')
 
 
 def assert_same_function(net, other, *size):
-    with torch.no_grad():
-        x = noise(*size)
-        torch.testing.assert_close(net(x), other(x), rtol=0, atol=1e-10)
+    torch.testing.assert_close(net(noise(*size)), other(noise(*size)), rtol=0, atol=1e-10)
 
 
 def holds(low, high):
@@ -105,10 +104,7 @@ def test_everything_learns_after_two_steps(encoding, terms):
             assert parameter.grad.unflatten(dim, (heads, -1)).movedim(dim, 0).flatten(1).abs().amax(1).min() > 0, name
 
 
-def learned(**kwargs):
-    return random_net('learned', **{'num_heads': 3, **kwargs})
-
-
+learned = partial(random_net, 'learned', num_heads=3)
 TINY, RESNET = timm.create_model('sa_learned_tiny_cifar'), timm.create_model('resnet18_cifar', device='meta')
 
 

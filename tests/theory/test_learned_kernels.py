@@ -6,11 +6,10 @@ import timm
 import torch
 from hypothesis import given, settings, strategies as st
 
+from drawn import set_heads
 from head_maps import random_maps, shift_maps
 from timm_selfconv.theory import learned_kernel, learned_kernels, untrained_copy
-
-OFFSETS = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=4)
-SMALL = dict(embed_dim=8, mlp_dim=8, depth=2)
+from tiny_nets import NARROW
 
 
 def most_attended(maps):
@@ -34,7 +33,7 @@ def test_most_attended_offsets(height, width, seed, sharpness):
 
 
 @settings(deadline=None, max_examples=25)
-@given(OFFSETS, st.integers(0, 2 ** 20))
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=4), st.integers(0, 2 ** 20))
 def test_a_sparse_convolution_is_its_own_kernel(offsets, seed):
     """Shifts, and a head that looks everywhere: whichever the offsets, the residual to them is 0."""
     flat = torch.full((1, 6, 7, 6, 7), 1 / 42).double()
@@ -65,12 +64,10 @@ def test_content_has_an_offset_if_every_image_has_it():
 @pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'sa_learned_content_cifar'])
 def test_kernels_of_nets_before_and_after(name):
     torch.manual_seed(1)
-    net = timm.create_model(name, num_heads=2, img_size=16, **SMALL)
+    net = timm.create_model(name, num_heads=2, img_size=16, **NARROW)
     images = torch.randn(2, 3, 16, 16)
     if name == 'sa_quadratic_cifar':
-        with torch.no_grad():
-            net.blocks[0].attn.encoding.centers.copy_(torch.tensor([[0., 2.], [-1., 0.]]))
-            net.blocks[0].attn.encoding.spreads.fill_(20.)
+        set_heads(net.blocks[0], [[0., 2.], [-1., 0.]], 20.)
         first = learned_kernels(net)[0]
         assert first.taps == [(-1, 0), (0, 2)] and first.residual < 1e-9
         assert first.untrained.taps == [] and first.untrained.residual > 0.5
@@ -80,8 +77,7 @@ def test_kernels_of_nets_before_and_after(name):
     kernels = learned_kernels(net, images)
     assert len(kernels) == 2 and all(len(kernel.heads) == 2 for kernel in kernels)
     assert all(kernel.untrained.heads != kernel.heads for kernel in kernels)
-    again = untrained_copy(net)
-    assert learned_kernels(again, images)[0].heads == kernels[0].untrained.heads
+    assert learned_kernels(untrained_copy(net), images)[0].heads == kernels[0].untrained.heads
 
 
 def test_bad_input_is_named():

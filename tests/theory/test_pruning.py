@@ -8,7 +8,6 @@ from tiny_nets import EVERY_KIND, noise, random_net
 
 HIERARCHICAL = dict(hierarchical=True, qk_bias=False, attn_proj=False, depth=3)
 
-
 KINDS = [
     *((dict(encoding=encoding, terms=terms), {0: [2], 1: [3, 0]}, (3, 2)) for encoding, terms in EVERY_KIND),
     *((dict(encoding='learned', terms=terms, **HIERARCHICAL), {0: [0, 2]}, (2,))
@@ -43,14 +42,10 @@ def test_the_paper_s_pruned_net():
 def test_degenerate_heads_follow_appendix_e():
     net = random_net('quadratic_gen', num_heads=(5, 2))
     rotation = torch.tensor([[0.8, -0.6], [0.6, 0.8]], dtype=torch.float64)
-    eigenvalues = {0: [(1., 2.), (5e-6, 9e-6), (1e-5, 2.), (1e-5, 0.9), (0., 0.)], 1: [(1e-5, 2e-5), (0., 1.)]}
-    with torch.no_grad():
-        for layer, pairs in eigenvalues.items():
-            for head, pair in enumerate(pairs):
-                net.blocks[layer].attn.encoding.spreads[head] = rotation * torch.tensor(pair).double().sqrt()
-    for layer, pairs in eigenvalues.items():
-        torch.testing.assert_close(
-            precision_eigenvalues(net)[layer], torch.tensor(pairs).double(), rtol=1e-5, atol=1e-16)
+    eigenvalues = [(1., 2.), (5e-6, 9e-6), (1e-5, 2.), (1e-5, 0.9), (0., 0.)], [(1e-5, 2e-5), (0., 1.)]
+    for layer, pairs in enumerate(torch.tensor(pairs).double() for pairs in eigenvalues):
+        net.blocks[layer].attn.encoding.spreads.data = rotation * pairs.sqrt()[:, None]
+        torch.testing.assert_close(precision_eigenvalues(net)[layer], pairs, rtol=1e-5, atol=1e-16)
     assert degenerate_heads(net) == {0: [1, 2, 4], 1: [1]}
     assert degenerate_heads(net, max_condition=1e3) == {0: [1, 2, 3, 4], 1: [1]}
     assert degenerate_heads(net, min_eigenvalue=1e-4) == {0: [1, 2, 4], 1: [0, 1]}

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
+from drawn import set_heads
 from head_maps import shift_maps
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.theory import ShiftAttention2d, learned_kernels, to_shifts, with_shifts
@@ -15,20 +16,11 @@ from tiny_nets import noise, random_net
 OFFSETS = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=3, max_size=3)
 
 
-def dense(attn, maps, x):
-    """Equation (1) of the paper with given maps, shape (heads, H, W, H, W), for x, (B, H, W, dim)."""
-    gathered = torch.einsum('hijkl,bklc->bijhc', maps, x)
-    return attn.proj(attn.value(gathered.flatten(3)))
-
-
 def sharp_net(offsets, encoding='quadratic', **kwargs):
     """A net in float64 whose first layer is one-hot to 1e-15 at offsets, a head each, and whose second is not."""
     net = random_net(encoding, num_heads=len(offsets), **kwargs)
     net.pretrained_cfg = dict(input_size=(3, 8, 8))
-    with torch.no_grad():
-        net.blocks[0].attn.encoding.centers.copy_(torch.tensor(offsets))
-        spreads = net.blocks[0].attn.encoding.spreads
-        spreads.copy_(30. if spreads.dim() == 1 else 30. * torch.eye(2).expand_as(spreads))
+    set_heads(net.blocks[0], offsets, 30. if encoding == 'quadratic' else 30. * torch.eye(2))
     return net
 
 
@@ -40,8 +32,8 @@ def test_a_layer_of_shifts_and_attention_against_dense_maps(offsets, heads, heig
     x, shifts = noise(2, height, width, 6), [(head, offsets[head]) for head in sorted(heads)]
     maps = attn.attention_probs(x)[0].clone()
     maps[sorted(heads)] = shift_maps([offset for _, offset in shifts], height, width)
-    with torch.no_grad():
-        torch.testing.assert_close(ShiftAttention2d(attn, shifts)(x), dense(attn, maps, x), rtol=0, atol=1e-12)
+    expected = attn.proj(attn.value(torch.einsum('hijkl,bklc->bijhc', maps, x).flatten(3)))  # equation (1)
+    torch.testing.assert_close(ShiftAttention2d(attn, shifts)(x), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'quadratic_gen'])
@@ -51,8 +43,7 @@ def test_one_hot_maps_convert_exactly_borders_included(encoding):
     assert report.shifts[0] == [(0, (0, 1)), (1, (-2, 0)), (2, (1, -1)), (3, (3, 0))]  # of 4 rows, 3 reach the end
     assert report.lost[0] == pytest.approx(0., abs=1e-12)
     assert isinstance(shifted.blocks[0].attn, ShiftAttention2d) and shifted.blocks[0].attn.rest is None
-    with torch.no_grad():
-        torch.testing.assert_close(shifted(images), net(images), rtol=0, atol=1e-11)
+    torch.testing.assert_close(shifted(images), net(images), rtol=0, atol=1e-11)
 
 
 def test_a_layer_of_shifts_is_a_sparse_convolution():

@@ -1,6 +1,3 @@
-import itertools
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -21,11 +18,10 @@ def test_initial_centres_and_spreads_follow_the_released_code():
 
 def test_each_half_has_the_sinusoids_of_vaswani():
     encoding = AbsoluteEncoding(16, (3, 5), learned=False, dtype=torch.float64)
-    vectors = encoding(torch.zeros(1, 3, 5, 16))[0]
-    for row, col in itertools.product(range(3), range(5)):
-        angles = [[position / 10000 ** (i / 4) for i in range(4)] for position in (row, col)]
-        expected = [f(a) for half in angles for f in (math.sin, math.cos) for a in half]
-        torch.testing.assert_close(vectors[row, col].tolist(), expected, rtol=1e-4, atol=1e-5)
+    places = torch.meshgrid(torch.arange(3.), torch.arange(5.), indexing='ij')
+    angles = [place[..., None] / torch.tensor([10000 ** (i / 4) for i in range(4)]) for place in places]
+    expected = torch.cat([f(angle) for angle in angles for f in (torch.sin, torch.cos)], -1)
+    torch.testing.assert_close(encoding(torch.zeros(1, 3, 5, 16))[0], expected)
 
 
 def test_learned_absolute_encodings_check_the_size_of_the_input():
@@ -38,9 +34,8 @@ def test_learned_absolute_encodings_check_the_size_of_the_input():
 
 @given(st.integers(2, 9), st.integers(2, 9))
 def test_resampled_tables_keep_ends_middle_and_linear_functions(old, new):
-    linear = torch.linspace(-1, 1, 2 * old - 1, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(
-        resample_table(linear, new), torch.linspace(-1, 1, 2 * new - 1, dtype=torch.float64)[:, None])
+    linear, wanted = (torch.linspace(-1, 1, 2 * n - 1, dtype=torch.float64)[:, None] for n in (old, new))
+    torch.testing.assert_close(resample_table(linear, new), wanted)
 
 
 @settings(deadline=None, max_examples=12)
