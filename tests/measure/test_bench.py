@@ -12,16 +12,17 @@ from timm_selfconv.measure.bench import bench, gemm_limit, released, time_interl
 SMALL = dict(embed_dim=8, mlp_dim=12, depth=2, num_heads=3)
 
 
-def test_functions_take_turns_after_a_first_call():
-    calls = []
+def test_functions_take_turns_after_a_first_call(monkeypatch):
+    calls, clock = [], [0.]
 
     def work(name, seconds):
         calls.append(name)
-        time.sleep(seconds * (5 if len(calls) <= 2 else 1))  # first calls allocate
+        clock[0] += seconds * (5 if calls.count(name) == 1 else 1)  # first calls allocate
 
-    few, many = time_interleaved([lambda: work('few', 0.002), lambda: work('many', 0.02)], min_run_time=0.05)
-    assert 0.002 < few < 0.01 < many < 0.1 and calls == ['few', 'many'] * (len(calls) // 2) and len(calls) > 6
-    assert len(time_interleaved([lambda: time.sleep(0.01)], min_run_time=1e-4)) == 1
+    monkeypatch.setattr(time, 'perf_counter', lambda: clock[0])
+    seconds = time_interleaved([lambda: work('few', 0.002), lambda: work('many', 0.02)], min_run_time=0.05)
+    assert seconds == pytest.approx([0.002, 0.02]) and calls == ['few', 'many'] * 6
+    assert time_interleaved([lambda: work('twice', 0.01)], min_run_time=1e-4) == pytest.approx([0.01])
 
 
 @pytest.mark.parametrize('kwargs', [

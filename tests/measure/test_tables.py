@@ -17,10 +17,6 @@ def digits(n, published):
     return f'{n / unit:.{decimals}f}{published[-1]}'
 
 
-def widest(text):
-    return max(map(len, text.splitlines()))
-
-
 def test_measured_counts_round_to_the_published_ones():
     rows = paper_tables()
     assert len(rows) == len(PUBLISHED)
@@ -32,7 +28,7 @@ def test_measured_counts_round_to_the_published_ones():
         assert row['measured']['accuracy'] == weights.measured_accuracy(row['name'])
     json.dumps(rows)
     text = format_tables(rows)
-    assert widest(text) <= 100 and '12,086,844' in text
+    assert max(map(len, text.splitlines())) <= 100 and '12,086,844' in text
     assert 'SAN patchwise, SA[3]' in text and '[3] The pub' in text  # the count that differs has a footnote
     line, = (line.split() for line in text.splitlines() if line.startswith('SAN patchwise, HA'))
     assert line[-1] == '7.419' and line[5] == f"{weights.measured_accuracy('san_patchwise_hier_cifar') - 0.912:+.3f}"
@@ -48,7 +44,7 @@ def test_the_zoo_is_listed_with_both_papers_accuracies():
     assert rows['sa_quadratic_cifar']['paper'] == 0.938 and rows['sa_quadratic_cifar']['report'] == 0.943
     assert rows['sa_learned_content_cifar']['report'] == 0.864  # its Table 1; Table 3 repeats the paper's number
     text = format_zoo(list(rows.values()))
-    assert widest(text) <= 100 and '9,686,916' in text
+    assert max(map(len, text.splitlines())) <= 100 and '9,686,916' in text
 
 
 def test_stored_counts_are_live_ones(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Nets on a fake GPU, on a real GPU if available, and compiled."""
+"""Nets on a fake GPU, on a real GPU if available, compiled, and on two processes."""
 import copy
 
 import pytest
@@ -29,10 +29,8 @@ def test_on_a_fake_gpu(name, training, dtype):
 
 # dynamo is slow: a net of each class, in one pass
 COMPILED = {
-    'sa_learned_content_hier_cifar': ONE_LAYER,
-    'resvit_hier_cifar': ONE_LAYER,
-    'san_pairwise_cifar': dict(channels=(32,), depths=(1,)),
-    'san_patchwise_hier_cifar': dict(channels=(32,), depths=(1,)),
+    **{f'{kind}_hier_cifar': ONE_LAYER for kind in ('sa_learned_content', 'resvit')},
+    **{f'san_{kind}_cifar': dict(channels=(32,), depths=(1,)) for kind in ('pairwise', 'patchwise_hier')},
 }
 
 
@@ -68,3 +66,9 @@ def test_on_a_gpu(name, kwargs, backend):
             found.append([torch.cat([t.detach().cpu().double().flatten() for t in ts]) for ts in ([logits], gradients)])
     for wanted, got in zip(*found):
         assert (got - wanted).norm() < 1e-2 * wanted.norm()
+
+
+@pytest.mark.slow
+def test_sharded_by_fsdp2_over_two_processes(tmp_path):
+    from two_processes import work  # a module that both processes can import
+    torch.multiprocessing.spawn(work, (tmp_path / 'store',), nprocs=2)

@@ -9,22 +9,13 @@ from timm.layers import resample_abs_pos_embed
 
 from timm_selfconv import fuse
 from timm_selfconv.models import FusedConVit
-from tiny_nets import noise
+from tiny_nets import noise, randomised
 
 
 def convit(name='convit_tiny', **kwargs):
-    """Make a small ConViT with different heads and gates, from closed to open."""
-    torch.manual_seed(0)
+    """Make a small ConViT with random heads, gates and content."""
     small = dict(img_size=64, embed_dim=8, depth=3, local_up_to_layer=2, num_classes=5)
-    model = timm.create_model(name, **{**small, **kwargs}).double().eval()
-    for module in model.modules():
-        if hasattr(module, 'gating_param'):
-            nn.init.normal_(module.pos_proj.weight, std=0.5)
-            nn.init.normal_(module.pos_proj.bias)
-            module.gating_param.data.copy_(torch.linspace(-40., 40., module.num_heads))
-        elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.2)  # sharp content
-    return model
+    return randomised(timm.create_model(name, **{**small, **kwargs}).double())
 
 
 @pytest.mark.parametrize('name,kwargs', [

@@ -7,27 +7,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.swa_utils import update_bn
 
 from held import Memory, held_at_once
-from timm_selfconv.layers.san_attention import PassBatchNorm2d
-
-
-def small(name):
-    """Make a narrow net with uneven scales and shifts in its norms."""
-    torch.manual_seed(0)
-    model = timm.create_model(name, channels=(32,) * 4)
-    for norm in model.modules():
-        if isinstance(norm, PassBatchNorm2d):
-            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
-            torch.nn.init.normal_(norm.bias, std=0.3)
-    return model
+from tiny_nets import shallow_net
 
 
 def test_training_statistics_in_a_net_in_eval_mode_see_the_whole_batch(images):
     results = []
     for grad in (True, False):
-        model = small('san_patchwise_cifar').eval()
+        model = shallow_net('san_patchwise_cifar')
         model.stem_norm.train()
         with torch.set_grad_enabled(grad), held_at_once(1):
-            results.append((model(images(8, 3, 32, 32)), model.stem_norm.running_mean))
+            results.append((model(images(8, 3, 32, 32).double()), model.stem_norm.running_mean))
         assert model.stem_norm.num_batches_tracked == 1
     torch.testing.assert_close(results[1], results[0])
 
@@ -35,7 +24,7 @@ def test_training_statistics_in_a_net_in_eval_mode_see_the_whole_batch(images):
 @pytest.mark.parametrize('name', ['san_pairwise_hier_cifar', 'san_patchwise_hier_cifar'])
 def test_hierarchical_nets_are_plain_passes_with_the_first_keys(name, images):
     """The definition, with torch's own functions and the keys of the first attention handed on by hand."""
-    model = small(name).double().eval()
+    model = shallow_net(name, channels=(32,) * 4, depths=(2,) * 4)
     for name, statistics in model.named_buffers():
         if not name.endswith('batches_tracked'):
             low = -0.5 if name.endswith('mean') else 0.5
@@ -75,15 +64,15 @@ def test_training_on_128_images_stays_under_2_gib(name):
 @pytest.mark.parametrize('name', ['san_patchwise_cifar', 'san_pairwise_hier_cifar'])
 def test_all_norms_become_synchronised_ones(name, images):
     """On one process they compute the same, also in training."""
-    plain, x = small(name).double().train(), images(4, 3, 32, 32).double()
-    converted = timm.layers.convert_sync_batchnorm(small(name).double()).train()
+    plain, x = shallow_net(name).train(), images(4, 3, 32, 32).double()
+    converted = timm.layers.convert_sync_batchnorm(shallow_net(name)).train()
     assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in converted.modules())
     torch.testing.assert_close(converted(x), plain(x))
     torch.testing.assert_close(dict(converted.named_buffers()), dict(plain.named_buffers()))
 
 
 def test_frozen_norms_keep_their_statistics(images):
-    model, x = small('san_pairwise_hier_cifar'), images(4, 3, 32, 32)
+    model, x = shallow_net('san_pairwise_hier_cifar').train(), images(4, 3, 32, 32).double()
     model(x)
     logits = model.eval()(x)
     freeze(model)
@@ -94,10 +83,10 @@ def test_frozen_norms_keep_their_statistics(images):
 
 def test_update_bn_computes_the_statistics_of_every_pass(images):
     """torch.optim.swa_utils.update_bn gives the mean of the statistics of single batches."""
-    batches, statistics = images(3, 2, 3, 32, 32), []
+    batches, statistics = images(3, 2, 3, 32, 32).double(), []
     for given in (batches, *batches[:, None]):
-        model = small('san_pairwise_hier_cifar')
-        model(images(2, 3, 32, 32))
+        model = shallow_net('san_pairwise_hier_cifar').train()
+        model(images(2, 3, 32, 32).double())
         update_bn(given, model)
         statistics.append({name: b for name, b in model.named_buffers() if not name.endswith('batches_tracked')})
     for name, found in statistics[0].items():

@@ -2,6 +2,7 @@
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from timm_selfconv.data import load_images, open_dataset
 from timm_selfconv.training import trainer
 from timm_selfconv.training.net import create_net
 from timm_selfconv.training.recipes import read_recipe
-from tiny_nets import LIKE_TIMM, SMALL
+from tiny_nets import SMALL
 
 
 @pytest.fixture(scope='session')
@@ -28,21 +29,18 @@ def own(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def run(folder):
-    """Train in float32 with the command and return the last checkpoint; ``until`` kills it after an epoch."""
-    class Killed(Exception):
-        pass
-
+    """Train in float32 with the command and return the last checkpoint; ``until`` stops it after an epoch."""
     save = trainer.Training.save
 
     def run(output, *more, data=folder, recipe='muon_tiny', until=None):
         def save_until(self, output):
             save(self, output)
             if until is not None and len(self.history) > until:
-                raise Killed
+                raise KeyboardInterrupt
 
         words = ['train', str(recipe), '--data', str(data), '--output', str(output), 'batch_size=8', 'amp=false', *more]
-        with pytest.MonkeyPatch.context() as patch, nullcontext() if until is None else pytest.raises(Killed):
-            patch.setattr(trainer.Training, 'save', save_until)
+        stopped = nullcontext() if until is None else pytest.raises(KeyboardInterrupt)
+        with mock.patch.object(trainer.Training, 'save', save_until), stopped:
             main(words)
         return torch.load(Path(output) / 'last.pth.tar', weights_only=True)
 
@@ -63,23 +61,11 @@ def refused(run, capsys):
 
 @pytest.fixture(scope='session')
 def training(folder):
-    """Make trainings of the small net with timm's augmentation, to run step by step."""
+    """Make trainings of the small net on whole images of one size, to run step by step."""
     def make(*overrides):
-        args = read_recipe('muon_tiny', [*LIKE_TIMM, 'batch_size=8', 'amp=null', SMALL, *overrides])
+        args = read_recipe(
+            'muon_tiny', ['crop_padding=0', 'img_sizes={}', 'batch_size=8', 'amp=null', SMALL, *overrides])
         net = create_net(args, dataset := open_dataset(str(folder), 'train'))
         return trainer.Training(args, net, load_images(dataset, net, torch.device('cpu')))
 
     return make
-
-
-@pytest.fixture(scope='session')
-def one_epoch():
-    """Train the next epoch and return its loss."""
-    def one_epoch(training):
-        scheduler, _ = trainer.create_scheduler_v2(
-            training.optimizer, **trainer.scheduler_kwargs(training.args), updates_per_epoch=training.batches)
-        loss = training.epoch(scheduler)
-        training.history.append({})
-        return loss
-
-    return one_epoch

@@ -14,14 +14,7 @@ from filelock import FileLock
 from timm_selfconv.training import trainer
 from tiny_nets import SMALL
 
-
-def brief(epochs):
-    """Train a small net with one batch per epoch."""
-    return ['--batches', '1', f'epochs={epochs}', SMALL]
-
-
-def last(folder):
-    return torch.load(folder / 'last.pth.tar', weights_only=True)
+BRIEF = ['--batches', '1', 'epochs=1', SMALL]
 
 
 @pytest.mark.slow
@@ -36,7 +29,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run)
         for _ in range(3):
             assert p.stdout.readline().startswith('epoch ')
         p.send_signal(signal.SIGKILL)
-    done = last(tmp_path / 'killed')['epoch']
+    done = torch.load(tmp_path / 'killed' / 'last.pth.tar', weights_only=True)['epoch']
     assert 1 <= done < 399  # between the line and the file of an epoch, too
 
     # the schedule knows the number of epochs, so the rest of both is cut short
@@ -48,35 +41,36 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(folder, tmp_path, run)
         torch.testing.assert_close(killed[key], whole[key], rtol=0, atol=0)
 
 
-def test_other_files_are_not_overwritten(tmp_path, run, refused):
-    """A folder with files but no checkpoint is refused, except for hidden files."""
+def test_other_files_and_trainings_are_left_alone(tmp_path, run, refused):
+    """A folder with files but no checkpoint is refused, except for hidden files such as the lock."""
     for name in ('summary.csv', 'history.json', 'notes.txt', 'folder'):
         output = tmp_path / name / 'run'
         output.mkdir(parents=True)
         (output / name).mkdir() if name == 'folder' else (output / name).write_text('mine')
-        refused(f'{name}/run exists: remove it or choose another name', output, *brief(1))
+        refused(f'{name}/run exists: remove it or choose another name', output, *BRIEF)
         assert [path.name for path in output.iterdir()] == [name]
     (tmp_path / 'new').mkdir()
-    (tmp_path / 'new' / '.lock').write_text('')
-    assert run(tmp_path / 'new', *brief(1))['epoch'] == 0
+    with FileLock(tmp_path / 'new' / '.lock'):
+        refused('another training uses it', tmp_path / 'new', *BRIEF)
+    assert run(tmp_path / 'new', *BRIEF)['epoch'] == 0
 
 
 def test_another_recipe_or_dataset_does_not_resume_a_run(folder, tmp_path, run, refused):
-    run(tmp_path / 'run', *brief(1))
+    run(tmp_path / 'run', *BRIEF)
     before = (tmp_path / 'run' / 'last.pth.tar').read_bytes()
-    refused(r"run of another recipe \(\['lr'\] differ\)", tmp_path / 'run', *brief(1), 'lr=0.5')
+    refused(r"run of another recipe \(\['lr'\] differ\)", tmp_path / 'run', *BRIEF, 'lr=0.5')
     shutil.copytree(folder, tmp_path / 'data')
     shutil.copy(tmp_path / 'data' / 'train' / 'airplane' / '0.png', tmp_path / 'data' / 'train' / 'airplane' / '1.png')
-    refused(r"\['training images'\] differ", tmp_path / 'run', *brief(1), data=tmp_path / 'data')
+    refused(r"\['training images'\] differ", tmp_path / 'run', *BRIEF, data=tmp_path / 'data')
     assert (tmp_path / 'run' / 'last.pth.tar').read_bytes() == before
 
 
 def test_a_run_without_newer_keys_resumes(tmp_path, run):
-    checkpoint = run(tmp_path, *brief(3), until=0)
+    checkpoint = run(tmp_path, *BRIEF, 'epochs=3', until=0)
     del checkpoint['data'], checkpoint['args']['position_lr_scale']
     checkpoint['args']['kd_temperature'] = 4.
     torch.save(checkpoint, tmp_path / 'last.pth.tar')
-    assert run(tmp_path, *brief(3))['epoch'] == 2
+    assert run(tmp_path, *BRIEF, 'epochs=3')['epoch'] == 2
 
 
 def flip(content):
@@ -89,17 +83,17 @@ def flip(content):
 
 @pytest.mark.parametrize('damage', [lambda content: content[:-1000], flip], ids=['cut', 'flipped bit'])
 def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, damage):
-    run(tmp_path, *brief(3), until=1)
+    run(tmp_path, *BRIEF, 'epochs=3', until=1)
     path = tmp_path / 'last.pth.tar'
     path.write_bytes(damage(path.read_bytes()))
-    whole, resumed = run(tmp_path / 'whole', *brief(3)), run(tmp_path, *brief(3))
+    whole, resumed = run(tmp_path / 'whole', *BRIEF, 'epochs=3'), run(tmp_path, *BRIEF, 'epochs=3')
     assert 'last.pth.tar is damaged' in capsys.readouterr().out
     torch.testing.assert_close(resumed['state_dict'], whole['state_dict'], rtol=0, atol=0)
     older = list(tmp_path.glob('checkpoint-*'))
     assert older
     for each in (path, *older):
         each.write_bytes(damage(each.read_bytes()))
-    refused('all its checkpoints are damaged', tmp_path, *brief(3))
+    refused('all its checkpoints are damaged', tmp_path, *BRIEF, 'epochs=3')
 
 
 @pytest.mark.parametrize('change,message', [
@@ -108,22 +102,16 @@ def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, da
     (lambda c: c['state_dict']['head.fc.bias'].fill_(float('nan')), r'values in head.fc.bias that are not finite')])
 def test_incomplete_checkpoints_do_not_resume(tmp_path, run, refused, change, message):
     """A finished run with weights that are not finite is refused too."""
-    checkpoint = run(tmp_path, *brief(1))
+    checkpoint = run(tmp_path, *BRIEF)
     change(checkpoint)
     torch.save(checkpoint, tmp_path / 'last.pth.tar')
-    refused(rf'output=.*{message}', tmp_path, *brief(1))
+    refused(rf'output=.*{message}', tmp_path, *BRIEF)
 
 
 def test_as_many_checkpoints_stay_as_the_recipe_asks_for(tmp_path, run):
-    run(tmp_path, *brief(5), 'checkpoint_hist=3')
+    run(tmp_path, *BRIEF, 'epochs=5', 'checkpoint_hist=3')
     older = {path.name: torch.load(path, weights_only=True)['epoch'] for path in tmp_path.glob('checkpoint-*')}
     assert older == {'checkpoint-2.pth.tar': 2, 'checkpoint-3.pth.tar': 3}
-
-
-def test_one_training_a_folder(tmp_path, run, refused):
-    with FileLock(tmp_path / '.lock'):
-        refused('another training uses it', tmp_path, *brief(1))
-    assert run(tmp_path, *brief(1))['epoch'] == 0
 
 
 def test_the_first_loss_that_is_not_finite_stops_it(tmp_path, monkeypatch, run, refused):
@@ -135,6 +123,6 @@ def test_the_first_loss_that_is_not_finite_stops_it(tmp_path, monkeypatch, run, 
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Training, 'loss', loss)  # three batches an epoch: the second of the second
         refused('epoch 1, step 1: the loss is nan.* keeps the previous epochs', tmp_path / 'run', *more, status=1)
-    assert last(tmp_path / 'run')['epoch'] == 0
+    assert torch.load(tmp_path / 'run' / 'last.pth.tar', weights_only=True)['epoch'] == 0
     resumed, wanted = (run(tmp_path / output, *more)['state_dict'] for output in ('run', 'whole'))
     torch.testing.assert_close(resumed, wanted, rtol=0, atol=0)
