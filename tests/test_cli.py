@@ -34,9 +34,8 @@ def test_help_groups_all_commands(capsys):
 
 def test_help_of_each_command_has_an_example_that_parses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fill(tmp_path / 'pictures', ['cat'])
+    fill(tmp_path, ['pictures/cat', 'run'])
     for file in ('cat.jpg', 'run/last.pth.tar', 'validate.py'):
-        Path(file).parent.mkdir(exist_ok=True)
         Path(file).touch()
     for name, function in EACH.items():
         example = re.match(r'[A-Z][a-z-]+ .*\.\n\nExamples?: timm-selfconv (.*)\n?', inspect.getdoc(function))[1]
@@ -73,15 +72,11 @@ def test_run_registers_the_zoo_for_any_script(tmp_path, as_a_script, capsys):
 @pytest.mark.slow
 def test_run_under_torchrun(tmp_path):
     script = tmp_path / 'script.py'
-    script.write_text(
-        'import os, sys, timm\n'
-        'open(sys.argv[1] + os.environ["RANK"], "w").write(str(timm.is_model("sa_quadratic_cifar")))\n')
-    command = [
+    script.write_text('import timm\nprint(timm.is_model("sa_quadratic_cifar"))')
+    done = subprocess.run([
         sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', '-m', 'timm_selfconv',
-        'run', str(script), str(tmp_path / 'rank')]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [(tmp_path / f'rank{i}').read_text() for i in range(2)] == ['True', 'True']
+        'run', str(script)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count('True') == 2, done.stderr
 
 
 def test_moved_modules_warn_and_have_the_names_of_the_new_module(monkeypatch, capsys):

@@ -15,13 +15,14 @@ GREY = np.linspace(0, 1, 256).reshape(16, 16)
 
 
 def test_shades_of_grey_of_any_depth_are_those_of_eight_bits(tmp_path):
-    for name, pixels in {'float.tif': GREY, '16.png': GREY * 65535, '16.pgm': GREY * 65535}.items():
-        kind = {'.tif': np.float32, '.png': np.uint16, '.pgm': np.int32}[name[-4:]]
-        Image.fromarray((pixels if '.tif' in name else pixels.round()).astype(kind)).save(tmp_path / name)
+    shades = (GREY * 65535).round()
+    for name, pixels in ('float.tif', np.float32(GREY)), ('16.png', np.uint16(shades)), ('16.pgm', np.int32(shades)):
+        Image.fromarray(pixels).save(tmp_path / name)
         image, = open_images([tmp_path / name])
         assert image.mode == 'RGB' and abs(np.asarray(image)[..., 1] - 255 * GREY).max() <= 0.51
-    for mode, pixels in ('F', GREY * float('nan')), ('F', GREY * 255), ('I', GREY * 255):  # of an unknown range
-        Image.fromarray(pixels.astype(dict(F=np.float32, I=np.int32)[mode])).save(tmp_path / 'grey.tif')
+    # of an unknown range
+    for mode, pixels in ('F', np.float32(GREY * np.nan)), ('F', np.float32(GREY * 255)), ('I', np.int32(GREY * 255)):
+        Image.fromarray(pixels).save(tmp_path / 'grey.tif')
         with pytest.raises(ValueError, match=rf"image '.*grey.tif': mode {mode!r} .*needs 8 or 16 bits"):
             open_images([tmp_path / 'grey.tif'])
 

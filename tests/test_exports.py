@@ -1,20 +1,14 @@
 """Export to ONNX and torch.export, and half precision, give the same numbers."""
 import pytest
-import timm
 import torch
 
 from held import TORCH
-from tiny_nets import SHALLOW
+from tiny_nets import SHALLOW, shallow_net
 
 onnxruntime = pytest.importorskip('onnxruntime')
 pytestmark = pytest.mark.slow
 
 X = {n: torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(1)) for n in (2, 5)}
-
-
-def shallow(name):
-    torch.manual_seed(0)
-    return timm.create_model(name, **SHALLOW[name]).eval()
 
 
 def check_onnx(file, model):
@@ -27,7 +21,8 @@ def check_onnx(file, model):
     'san_patchwise_cifar'])
 def test_exports(name, tmp_path):
     """To ONNX by TorchScript and by dynamo, and by torch.export."""
-    model, file, shapes = shallow(name), tmp_path / 'net.onnx', dict(x={0: torch.export.Dim('batch', min=1)})
+    model, file = shallow_net(name).float(), tmp_path / 'net.onnx'
+    shapes = dict(x={0: torch.export.Dim('batch', min=1)})
     torch.onnx.export(
         model, (X[2],), str(file), dynamo=False, input_names=['x'], dynamic_axes={'x': {0: 'batch'}})
     check_onnx(file, model)
@@ -42,7 +37,7 @@ def test_exports(name, tmp_path):
 
 @pytest.mark.parametrize('name', SHALLOW)
 def test_half_precision(name):
-    wanted = shallow(name)(X[2])
+    wanted = shallow_net(name).float()(X[2])
     for dtype in (torch.bfloat16, torch.float16):
-        error = (shallow(name).to(dtype)(X[2].to(dtype)).float() - wanted).abs().max()
+        error = (shallow_net(name).to(dtype)(X[2].to(dtype)).float() - wanted).abs().max()
         assert 0 < error < 4 * torch.finfo(dtype).eps * wanted.abs().max()

@@ -53,12 +53,10 @@ def test_the_second_writer_of_a_new_file_gets_an_error(tmp_path):
 
 
 WRITER = """
-import itertools, runpy, sys
-from pathlib import Path
+import runpy, sys
 replace_file = runpy.run_path(sys.argv[3])['replace_file']  # without the package, which imports torch
-path, letter = Path(sys.argv[1]), sys.argv[2].encode()
-for i in itertools.count():
-    replace_file(path, lambda file: file.write_bytes(letter * 100_000))
+while True:
+    replace_file(sys.argv[1], lambda file: file.write_bytes(sys.argv[2].encode() * 100_000))
 """
 
 
@@ -84,12 +82,20 @@ def test_simultaneous_and_killed_writers_leave_one_complete_file(tmp_path):
     assert all(name.startswith('.timm_selfconv-') and name.endswith('.tmp') for name in left)
 
 
-def test_a_checkpoint_that_outgrows_a_limit_is_an_oserror(tmp_path, limit):
+def test_files_that_outgrow_a_limit_are_an_oserror(tmp_path):
     """torch.save raises RuntimeError: unexpected pos 832 vs 726."""
-    (tmp_path / 'last.pth.tar').write_bytes(b'before')
-    with limit(20_000), pytest.raises(OSError, match=r'last.pth.tar cannot be written, is the disk full\?: '):
-        files.replace_file(tmp_path / 'last.pth.tar', lambda path: torch.save(torch.zeros(100_000), path))
-    assert os.listdir(tmp_path) == ['last.pth.tar'] and (tmp_path / 'last.pth.tar').read_bytes() == b'before'
+    resource, path = pytest.importorskip('resource'), tmp_path / 'last.pth.tar'
+    path.write_bytes(b'before')
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match=r'last.pth.tar cannot be written, is the disk full\?: '):
+            files.replace_file(path, lambda path: torch.save(torch.zeros(100_000), path))
+        with pytest.raises(OSError, match='File too large'):
+            files.write_new(tmp_path / 'new' / 'page.html', bytes(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [file for file in tmp_path.rglob('*') if file.is_file()] == [path] and path.read_bytes() == b'before'
 
 
 def let_fail(monkeypatch, number, *names):

@@ -4,29 +4,17 @@ train.py, validate.py and bulk_runner.py are in tests/test_readme.py.
 """
 import csv
 import json
-import os
 import re
 
 import pytest
 import timm
 
 from pictures import fill
-from timm_selfconv.cli import main
 from timm_selfconv.data import open_images, top_classes
 from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('as_a_script')]
 NET = 'sa_quadratic_tiny_cifar'
-
-
-@pytest.fixture
-def run(timm_scripts, as_a_script, capfd):
-    """Run a script in this process and return its output."""
-    def run(script, *arguments):
-        main(['run', os.path.join(timm_scripts, script), *map(str, arguments)])
-        return capfd.readouterr().out
-
-    return run
 
 
 @pytest.fixture
@@ -38,27 +26,28 @@ def pictures(tmp_path):
     return folder, {file.stem: name for file, ((name, _),) in zip(files, results)}
 
 
-def test_inference(run, pictures, tmp_path):
+def test_inference(timm_scripts, output_of, pictures, tmp_path):
     folder, answers = pictures
-    run('inference.py', '--model', NET, '--pretrained', '--data-dir', folder, '--workers', 0,
-        '--results-file', tmp_path / 'results.csv', '--include-index', '--device', 'cpu')
+    output_of('run', f'{timm_scripts}/inference.py', '--model', NET, '--pretrained', '--data-dir', folder,
+              '--workers', 0, '--results-file', tmp_path / 'results.csv', '--include-index', '--device', 'cpu')
     rows = list(csv.DictReader((tmp_path / 'results.csv').open()))
     assert {row['filename'].removesuffix('.png'): CIFAR10_CLASSES[int(row['index'])] for row in rows} == answers
 
 
-def test_benchmark(run):
-    out = run('benchmark.py', '--model', NET, '--bench', 'infer', '--batch-size', 2, '--num-warm-iter', 1,
-              '--num-bench-iter', 5, '--device', 'cpu')
+def test_benchmark(timm_scripts, output_of):
+    out = output_of('run', f'{timm_scripts}/benchmark.py', '--model', NET, '--bench', 'infer', '--batch-size', 2,
+                    '--num-warm-iter', 1, '--num-bench-iter', 5, '--device', 'cpu')
     result = json.loads(out.split('--result')[-1])
     assert result['model'] == NET and result['infer_samples_per_sec'] > 0 and result['infer_img_size'] == 32
 
 
-def test_exported_to_onnx_and_validated(run, pictures, tmp_path):
+def test_exported_to_onnx_and_validated(timm_scripts, output_of, pictures, tmp_path):
     """By TorchScript. tests/test_exports.py uses dynamo too."""
     pytest.importorskip('onnxruntime')
     (folder, answers), file = pictures, tmp_path / 'net.onnx'
-    run('onnx_export.py', file, '--model', NET, '--dynamic-size')
-    out = run('onnx_validate.py', folder, '--onnx-input', file, '--workers', 0, '--img-size', 32,
-              '--crop-pct', 1, '--interpolation', 'bicubic', '--mean', *CIFAR10_MEAN, '--std', *CIFAR10_STD)
+    output_of('run', f'{timm_scripts}/onnx_export.py', file, '--model', NET, '--dynamic-size')
+    out = output_of(
+        'run', f'{timm_scripts}/onnx_validate.py', folder, '--onnx-input', file, '--workers', 0, '--img-size', 32,
+        '--crop-pct', 1, '--interpolation', 'bicubic', '--mean', *CIFAR10_MEAN, '--std', *CIFAR10_STD)
     right = sum(true == answer for true, answer in answers.items())
     assert float(re.findall(r'\* Prec@1 ([\d.]+)', out)[0]) == 10. * right

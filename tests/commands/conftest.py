@@ -4,7 +4,7 @@ import timm
 from timm.models import save_for_hf
 
 from pictures import fill
-from timm_selfconv.models._cfg import CIFAR10_CLASSES
+from timm_selfconv.models import CIFAR10_CLASSES
 from timm_selfconv.weights.saving import save_weights
 
 
@@ -25,13 +25,5 @@ def little(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A dataset with one picture per class."""
-    fill(tmp_path / 'data' / 'test', range(10), size=(30, 40))
-    return str(tmp_path / 'data')
-
-
-@pytest.fixture
-def named(tmp_path):
     """A dataset with one picture for each class of the zoo."""
-    fill(tmp_path / 'data' / 'test', CIFAR10_CLASSES, size=(30, 40))
-    return str(tmp_path / 'data')
+    return fill(tmp_path / 'data' / 'test', CIFAR10_CLASSES, size=(30, 40)).parent

@@ -9,7 +9,6 @@ import timm
 from PIL import Image
 
 from pictures import fill
-from timm_selfconv.cli import main
 from timm_selfconv.data import open_images, top_classes
 from timm_selfconv.files import PICTURES
 from timm_selfconv.training import trainer
@@ -19,22 +18,15 @@ NET = 'sa_quadratic_tiny_cifar'
 BRIEF = ['pretrained=false', SMALL, 'epochs=2']
 
 
-@pytest.fixture
-def digits(tmp_path):
-    """The first 40 digits of three classes of scikit-learn, 8 x 8 pixels."""
-    found = pytest.importorskip('sklearn.datasets').load_digits()
-    folder = tmp_path / 'digits'
-    for label, name in zip((1, 3, 4), ('one', 'three', 'four')):
-        (folder / name).mkdir(parents=True)
-        for i, pixels in enumerate(found.images[found.target == label][:40]):
-            Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(folder / name / f'{i}.png')
-    return folder
-
-
 @pytest.mark.slow
-def test_digits_are_told_apart_by_a_net_for_other_commands(digits, tmp_path, capsys):
-    net = tmp_path / 'net'
-    main(['finetune', NET, str(digits), '--output', str(net), 'hflip=0', 'img_size=16', 'batch_size=16'])
+def test_digits_are_told_apart_by_a_net_for_other_commands(tmp_path, output_of):
+    """The first 40 digits of three classes of scikit-learn, 8 x 8 pixels."""
+    found, digits, net = pytest.importorskip('sklearn.datasets').load_digits(), tmp_path / 'digits', tmp_path / 'net'
+    for label, name in zip((1, 3, 4), ('one', 'three', 'four')):
+        (digits / name).mkdir(parents=True)
+        for i, pixels in enumerate(found.images[found.target == label][:40]):
+            Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(digits / name / f'{i}.png')
+    output_of('finetune', NET, digits, '--output', net, 'hflip=0', 'img_size=16', 'batch_size=16')
     model = timm.create_model(f'local-dir:{net}', pretrained=True).eval()
     config, card = json.loads((net / 'config.json').read_text()), (net / 'README.md').read_text()
     assert config['label_names'] == ['four', 'one', 'three'] and config['num_classes'] == 3
@@ -50,56 +42,40 @@ def test_digits_are_told_apart_by_a_net_for_other_commands(digits, tmp_path, cap
     assert '```text\nhflip=0 img_size=16 batch_size=16\n```' in card
     assert "create_model('local-dir:net', pretrained=True)" in card
     assert 'for pictures of 16 x 16 pixels and 3 classes: four, one, three.' in card
-    main(['classify', f'local-dir:{net}', str(digits / 'three' / '0.png')])
-    assert 'three' in capsys.readouterr().out
-    main(['eval', f'local-dir:{net}', '--data', str(digits)])
-    assert 'on 120 images' in capsys.readouterr().out
+    assert 'three' in output_of('classify', f'local-dir:{net}', digits / 'three' / '0.png')
+    assert 'on 120 images' in output_of('eval', f'local-dir:{net}', '--data', digits)
 
 
 @pytest.fixture
 def own(tmp_path):
-    return str(fill(tmp_path / 'own', ['cat', 'dog'], count=7))
+    return fill(tmp_path / 'own', ['cat', 'dog'], count=7)
 
 
-def test_a_killed_one_goes_on_and_a_whole_one_stays(own, tmp_path, monkeypatch, refused):
-    def command(output):
-        return ['finetune', NET, own, 'seed=3', '--output', str(tmp_path / output), *BRIEF]
-
-    def finetune(output):
-        main(command(output))
-        return {path.name: path.read_bytes() for path in (tmp_path / output).glob('*.*') if path.suffix != '.tar'}
-
-    whole = finetune('whole')
+def test_a_killed_one_goes_on_and_passes_on_its_teachers(own, tmp_path, monkeypatch, output_of):
+    """A net keeps the teachers of the net that it starts from."""
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    command = ['finetune', NET, own, '--output', first, *BRIEF]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, 'save_history', mock.Mock(side_effect=KeyboardInterrupt))
-        finetune('killed')
-    assert not (tmp_path / 'killed' / 'config.json').exists()
-    resumed = finetune('killed')
-    assert resumed['model.safetensors'] == whole['model.safetensors'] and resumed['config.json'] == whole['config.json']
-    assert finetune('killed') == resumed
-    refused("another recipe (['lr'] differ)", [*command('killed'), 'lr=0.5'])
-
-
-def test_teachers_pass_on(own, tmp_path):
-    """A net keeps the teachers of the net that it starts from."""
-    nets = [tmp_path / name for name in ('first', 'second')]
-    main(['finetune', NET, own, '--output', str(nets[0]), *BRIEF, 'epochs=1'])
-    card = (nets[0] / 'README.md').read_text()
+        output_of(*command)
+    assert not (first / 'config.json').exists()
+    out = output_of(*command)  # of both
+    assert out.count('epoch 0 ') == out.count('epoch 1 ') == 1 and 'epoch ' not in output_of(*command)
+    card = (first / 'README.md').read_text()
     assert '| initialised from | none |\n| teacher | none |' in card
-    (nets[0] / 'README.md').write_text(card.replace('teacher | none', 'teacher | resnet18_cifar (0.9474)'))
-    main(['finetune', f'local-dir:{nets[0]}', own, '--output', str(nets[1]), 'epochs=1'])
-    assert '| initialised from | first |\n| teacher | resnet18_cifar |' in (nets[1] / 'README.md').read_text()
+    (first / 'README.md').write_text(card.replace('teacher | none', 'teacher | resnet18_cifar (0.9474)'))
+    output_of('finetune', f'local-dir:{first}', own, '--output', second, 'epochs=1')
+    assert '| initialised from | first |\n| teacher | resnet18_cifar |' in (second / 'README.md').read_text()
 
 
-def test_pictures_of_every_kind_are_trained_on_and_unreadable_ones_named(own, tmp_path, capsys, refused):
+def test_pictures_of_every_kind_are_trained_on_and_unreadable_ones_named(own, tmp_path, output_of, refused):
     command = ['finetune', NET, own, *BRIEF, '--output']
-    for number, file in enumerate(sorted((tmp_path / 'own').rglob('*.png'))):
+    for file, suffix in zip(sorted(own.rglob('*.png')), 2 * PICTURES):
         image = Image.open(file).copy()
         file.unlink()
-        image.save(file.with_suffix(PICTURES[number % len(PICTURES)]))
-    main([*command, str(tmp_path / 'net')])
-    assert '12 pictures to train on, 2 to validate on' in capsys.readouterr().out
-    for file in (tmp_path / 'own').rglob('*.*'):
+        image.save(file.with_suffix(suffix))
+    assert '12 pictures to train on, 2 to validate on' in output_of(*command, tmp_path / 'net')
+    for file in own.rglob('*.*'):
         file.write_bytes(b'no picture')
     refused('needs a readable picture file', [*command, tmp_path / 'other'])
     assert not (tmp_path / 'other').exists()

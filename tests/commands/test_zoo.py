@@ -1,50 +1,49 @@
 """Commands for the zoo: list, bench, export."""
 import json
+import re
 
 import safetensors.torch
 import torch
+from PIL import Image
 
 from timm_selfconv.models import zoo_names
-from timm_selfconv.cli import main
 
 
-def test_bench_against_the_released_algorithm(little, capsys):
-    command = ['bench', little, '--img-size', '8', '--batch-size', '1', '2', '--seconds', '0.01']
-    main(command)
-    out = capsys.readouterr().out
+def test_bench_against_the_released_algorithm(little, output_of):
+    command = ['bench', little, '--img-size', 8, '--batch-size', 1, 2, '--seconds', 0.01]
+    out = output_of(*command)
     assert out.count('released algorithm') == out.count('timm_selfconv') == 2 and 'of the GEMM limit' in out
-    main([*command, '--train', '--dtype', 'bfloat16'])
-    out = capsys.readouterr().out
+    out = output_of(*command, '--train', '--dtype', 'bfloat16')
     assert out.count('bfloat16') == 4 and 'forward and backward' in out
 
 
-def test_bench_takes_images_of_the_nets_own_size(capsys):
-    main(['bench', 'convit_tiny', '--untrained', '--batch-size', '1', '--seconds', '0.01'])
-    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ['ConVit', '224']
+def test_bench_takes_images_of_the_nets_own_size(output_of):
+    out = output_of('bench', 'convit_tiny', '--untrained', '--batch-size', 1, '--seconds', 0.01)
+    assert out.splitlines()[-1].split()[:2] == ['ConVit', '224']
 
 
-def test_list_and_tables_for_machines(capsys):
-    main(['list', '--json'])
-    rows = json.loads(capsys.readouterr().out)
-    assert {row['name'] for row in rows} == set(zoo_names())
-    main(['list', '--tables', '--json'])
-    assert json.loads(capsys.readouterr().out)[0]['label'] == 'ResNet18'
+def test_list_and_tables_for_machines(output_of):
+    assert {row['name'] for row in json.loads(output_of('list', '--json'))} == set(zoo_names())
+    assert json.loads(output_of('list', '--tables', '--json'))[0]['label'] == 'ResNet18'
 
 
-def test_export_writes_a_measured_card_once(checkpoint, named, tmp_path, refused, monkeypatch):
+def test_export_writes_a_measured_card_once(checkpoint, folder, tmp_path, output_of, refused, monkeypatch):
     name = 'sa_quadratic_tiny_cifar.from_another_net'
-    command = ['export', name, '--checkpoint', checkpoint, '--data', named,
-               '--output', str(tmp_path / 'out'), '--fact', 'seed=42', '--fact', 'recipe=a=b']
+    command = ['export', name, '--checkpoint', checkpoint, '--data', folder,
+               '--output', tmp_path / 'out', '--fact', 'seed=42', '--fact', 'recipe=a=b']
     (tmp_path / 'README.md').write_text('| epochs | 7 |\n')  # README of another project
-    main(command)
+    output_of(*command)
     card = (tmp_path / 'out' / f'{name}.md').read_text()
     assert '| seed | 42 |' in card and '| recipe | a=b |' in card and '| epochs |' not in card
     assert '| input | 3 x 32 x 32 |' in card and '| classes | 10: airplane, ' in card
     assert '(10 images of the test split of data, from this file' in card and 'CIFAR-10' not in card
 
     monkeypatch.chdir(tmp_path / 'out')  # the code of the card loads this file
+    Image.new('RGB', (50, 40), 'white').save('cat.jpg')
     scope = {}
-    exec(card.split('```python')[1].split('```')[0], scope)
+    for block in re.findall(r'^```python\n(.*?)^```$', card, re.MULTILINE | re.DOTALL):
+        exec(block, scope)
+    assert scope['probabilities'].shape == (10,) and len(scope['features']) > 1
     saved = safetensors.torch.load_file(f'{name}.safetensors')
     loaded = {key: value.to(saved[key].dtype) for key, value in scope['model'].state_dict().items()}
     torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
