@@ -113,6 +113,7 @@ TINY, RESNET = timm.create_model('sa_learned_tiny_cifar'), timm.create_model('re
     (learned(), learned(depth=3), r'needs depth=2, has 3'),
     (learned(), learned(terms=CONTENT, img_size=12),
      r'has 6 positions along an axis, but the encoding reaches 4: create the model with a larger'),
+    (learned(), learned(img_size=12), 'its tables are for another grid'),
     (learned(), learned(terms=CONTENT, qk_bias=False), r'no bias to hold position scores'),
     (learned(num_heads=7), learned(terms=CONTENT, num_heads=7),
      r'scores of 7 heads do not fit in 4 channels of its tables'),
