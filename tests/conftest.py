@@ -1,4 +1,5 @@
 """Shared fixtures: folders from environment variables (tests are skipped without them), nets, the client of the Hub."""
+import contextlib
 import logging
 import os
 import socket
@@ -106,3 +107,20 @@ def client(monkeypatch, tmp_path):
     monkeypatch.setattr(socket.socket, 'connect', connect)
     change(HF_HUB_CACHE=str(tmp_path / 'cache'), HF_HUB_OFFLINE=False, HF_HUB_ETAG_TIMEOUT=1, HF_HUB_DOWNLOAD_TIMEOUT=5)
     return change
+
+
+@pytest.fixture
+def limit():
+    """Limit the size of files in this context, in bytes."""
+    resource = pytest.importorskip('resource')
+
+    @contextlib.contextmanager
+    def limit(nbytes):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit

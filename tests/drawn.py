@@ -1,4 +1,4 @@
-"""Helpers for tests of figures and pages: small nets, and readers of what is drawn."""
+"""Helpers for tests of figures and pages: small nets, histories, and readers of drawn text and pictures."""
 from urllib.request import urlopen
 
 import numpy as np
@@ -50,7 +50,7 @@ def heads_of(net, grid):
         layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(net, grid)]
 
 
-def write_run(folder, net, grid, epochs, change=lambda: None):
+def write_run(folder, net, grid, epochs, change=lambda: None, name='sa_quadratic_cifar'):
     """Write a history of a net that changes after each epoch, and return the Gaussians of the epochs."""
     rows, blobs = [], {}
     for epoch in epochs:
@@ -58,7 +58,7 @@ def write_run(folder, net, grid, epochs, change=lambda: None):
         blobs[epoch] = position_blobs(net, grid)
         change()
     rows[-1]['eval_top1'] = 90.
-    write_history(folder / 'history.json', 'sa_quadratic_cifar', list(grid), rows)
+    write_history(folder / 'history.json', name, list(grid), rows)
     return blobs
 
 

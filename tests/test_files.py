@@ -82,19 +82,15 @@ def test_simultaneous_and_killed_writers_leave_one_complete_file(tmp_path):
     assert all(name.startswith('.timm_selfconv-') and name.endswith('.tmp') for name in left)
 
 
-def test_files_that_outgrow_a_limit_are_an_oserror(tmp_path):
+def test_files_that_outgrow_a_limit_are_an_oserror(tmp_path, limit):
     """torch.save raises RuntimeError: unexpected pos 832 vs 726."""
-    resource, path = pytest.importorskip('resource'), tmp_path / 'last.pth.tar'
+    path = tmp_path / 'last.pth.tar'
     path.write_bytes(b'before')
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    try:
+    with limit(20_000):
         with pytest.raises(OSError, match=r'last.pth.tar cannot be written, is the disk full\?: '):
             files.replace_file(path, lambda path: torch.save(torch.zeros(100_000), path))
         with pytest.raises(OSError, match='File too large'):
             files.write_new(tmp_path / 'new' / 'page.html', bytes(100_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [file for file in tmp_path.rglob('*') if file.is_file()] == [path] and path.read_bytes() == b'before'
 
 

@@ -21,6 +21,7 @@ def broken(tmp_path_factory):
     """Work in a folder with broken checkpoints, nets and datasets."""
     texts = dict.fromkeys(('text.pt', 'text.safetensors', 'parquet/test-00000-of-00001.parquet',
                            'nets/text/config.json', 'nets/damaged/model.safetensors'), 'hello')
+    texts['words/summary.csv'] = 'epoch,eval_top1\n0,many\n'
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp('broken'))
         for file, text in {**texts, 'nets/damaged/config.json': f'{{"architecture": "{NET}"}}'}.items():
@@ -45,6 +46,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     (f'{FIGURES} --images nowhere.png', ': nowhere.png: no such file'),
     (f'finetune {NET} nowhere --output out', "folder='nowhere': "),
     (f'finetune {BARE} own --output out', 'has no trained weights yet'),
+    (f'finetune {NET} own nonsense=1 --output out', 'nonsense'),
     (f'finetune {NET} own img_size=18 --output out', 'timm-selfconv: img_size=18: needs'),
     ('heads resnet18 --untrained', 'model=resnet18: has no attention maps; needs'),
     (f'classify {NET} parquet', "images=['parquet']: needs at least one picture"),
@@ -61,6 +63,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     ('heads hf-hub:nobody/nothing', "model='hf-hub:nobody/nothing': cannot be loaded"),
     ('heads sa_quadratic_cifar.cifar', "available: ['sa_quadratic_cifar.cifar10', 'sa_quadratic_cifar.dist_cifar"),
     (f'{EVAL} --data hfds/nobody/nothing', "data='hfds/nobody/nothing'"),
+    (f'{EVAL} --checkpoint nowhere.png --data data', ': nowhere.png: no such file'),
     (f'{EVAL} --data text.pt', "data='text.pt'"),
     (f'{EVAL} --data nothing', "folder='nothing': has no pictures"),
     (f'{EVAL} --data parquet', "data='hfds/parquet'"),
@@ -69,6 +72,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     (f'{FIGURES} --run nothing', "run='nothing': needs a net with a shipped history"),
     (f'{FIGURES} --run sa_learned_tiny_cifar',
      'sa_learned_tiny_cifar.history.json: belongs to the net sa_learned_tiny_cifar, not to sa_quadratic_tiny_cifar'),
+    (f'{FIGURES} --curves words', 'words/summary.csv: needs numbers'),
     ('figures san_pairwise_cifar --images data/test/cat/0.png --output out --run run',
      'run: vector attention has only footprints'),
     ('bench gmlp_ti16_224 --untrained --img-size 100 --batch-size 1', 'img_size=100: MlpMixer does not accept it'),
@@ -120,6 +124,17 @@ def test_libraries_print_nothing(little, folder, tmp_path):
     code = 'import sys; from timm_selfconv.cli import main\nfor command in sys.argv[1:]: main(command.split())'
     done = subprocess.run([sys.executable, '-c', code, *commands], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == '' and 'top-1' in done.stdout
+
+
+@pytest.mark.parametrize('command', [
+    ['export', 'sa_quadratic_tiny_cifar', '--checkpoint', '{checkpoint}', '--data', '{data}', '--output', 'out'],
+    ['explore', '{net}', '{data}/test/cat/0.png', '--out', 'out/page.html'],
+], ids=lambda command: command[0])
+def test_a_file_size_limit_ends_in_one_line(command, little, checkpoint, folder, tmp_path, refused, monkeypatch, limit):
+    monkeypatch.chdir(tmp_path)
+    with limit(2_000):
+        refused('File too large', [word.format(net=little, checkpoint=checkpoint, data=folder) for word in command])
+    assert not [file for file in Path('out').rglob('*') if file.suffix in ('.safetensors', '.html', '.tmp')]
 
 
 @pytest.mark.slow

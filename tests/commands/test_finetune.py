@@ -9,6 +9,7 @@ import timm
 from PIL import Image
 
 from pictures import fill
+from timm_selfconv.cli import main
 from timm_selfconv.data import open_images, top_classes
 from timm_selfconv.files import PICTURES
 from timm_selfconv.training import trainer
@@ -51,16 +52,29 @@ def own(tmp_path):
     return fill(tmp_path / 'own', ['cat', 'dog'], count=7)
 
 
-def test_a_killed_one_goes_on_and_passes_on_its_teachers(own, tmp_path, monkeypatch, output_of):
-    """A net keeps the teachers of the net that it starts from."""
-    first, second = tmp_path / 'first', tmp_path / 'second'
-    command = ['finetune', NET, own, '--output', first, *BRIEF]
+def test_a_killed_one_goes_on_and_a_whole_one_stays(own, tmp_path, monkeypatch, refused):
+    def command(output):
+        return ['finetune', NET, str(own), 'seed=3', '--output', str(tmp_path / output), *BRIEF]
+
+    def finetune(output):
+        main(command(output))
+        return {path.name: path.read_bytes() for path in (tmp_path / output).glob('*.*') if path.suffix != '.tar'}
+
+    whole = finetune('whole')
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, 'save_history', mock.Mock(side_effect=KeyboardInterrupt))
-        output_of(*command)
-    assert not (first / 'config.json').exists()
-    out = output_of(*command)  # of both
-    assert out.count('epoch 0 ') == out.count('epoch 1 ') == 1 and 'epoch ' not in output_of(*command)
+        finetune('killed')
+    assert not (tmp_path / 'killed' / 'config.json').exists()
+    resumed = finetune('killed')
+    assert resumed['model.safetensors'] == whole['model.safetensors'] and resumed['config.json'] == whole['config.json']
+    assert finetune('killed') == resumed
+    refused("another recipe (['lr'] differ)", [*command('killed'), 'lr=0.5'])
+
+
+def test_teachers_pass_on(own, tmp_path, output_of):
+    """A net keeps the teachers of the net that it starts from."""
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    output_of('finetune', NET, own, '--output', first, *BRIEF, 'epochs=1')
     card = (first / 'README.md').read_text()
     assert '| initialised from | none |\n| teacher | none |' in card
     (first / 'README.md').write_text(card.replace('teacher | none', 'teacher | resnet18_cifar (0.9474)'))

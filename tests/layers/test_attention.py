@@ -83,6 +83,16 @@ def test_maps_are_made_only_on_request(encoding):
     assert memory.largest >= 3 * 16 ** 4 and seen == [(1, 3, 256, 256)]
 
 
+def test_probability_dropout_takes_the_map_and_gives_the_same_numbers():
+    torch.manual_seed(0)
+    attn = SelfAttention2d(8, 3, attn_drop=1e-12).train()
+    x = torch.randn(2, 5, 4, 8)
+    in_training = attn(x)
+    torch.testing.assert_close(in_training, attn.eval()(x))
+    attn.attn_drop.p = 0.5
+    assert not torch.allclose(attn.train()(x), in_training, atol=1e-3)
+
+
 @pytest.mark.parametrize('encoding,dtype', [
     ('quadratic', torch.float16), ('quadratic_gen', torch.bfloat16), ('learned', torch.bfloat16)])
 def test_maps_of_half_precision_layers_are_made_in_float32(encoding, dtype):

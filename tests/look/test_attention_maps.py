@@ -95,6 +95,7 @@ def test_attention_to_prefix_tokens_is_left_out():
 
 @pytest.mark.parametrize('look,make,message', [
     (timm_selfconv.attention_maps, 'san_pairwise_hier_cifar', 'model=san_pairwise_hier_cifar: has no attention maps'),
+    (timm_selfconv.attention_maps, 'resnet18_cifar', 'model=resnet18_cifar: has no attention maps'),
     (footprint_weights, 'resnet18_cifar', 'model=ResNetCifar: has no SanAttention2d'),
     # attention along one axis, and a transformer with a converted convolution
     (timm_selfconv.attention_maps, lambda: ConvAttention(torch.nn.Conv1d(3, 3, 3)), 'ConvAttention cannot be read'),

@@ -102,11 +102,16 @@ def test_a_training_is_drawn_by_layers_and_epochs(tmp_path, monkeypatch):
     assert texts(figure)[1].startswith('other; training of .\n')
 
 
-def test_histories_that_cannot_be_drawn(tmp_path):
-    net, name = quadratic_net(), 'sa_quadratic_cifar'
-    write_run(tmp_path, timm.create_model(name, num_heads=3, **SMALL), (16, 16), range(2))
-    with pytest.raises(ValueError, match=rf'history.json: belongs to the net {name}, not to {name}'):
-        figures.training_blobs(net, tmp_path)
+def test_histories_that_cannot_be_drawn(tmp_path, monkeypatch):
+    net = quadratic_net()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"run='\.': needs a net with a shipped history, or a folder"):
+        figures.training_blobs(net, '.')
+    for model in ('sa_learned_cifar', 'sa_quadratic_cifar'):  # another name, then another number of heads
+        other = timm.create_model('sa_quadratic_cifar', num_heads=3, **SMALL)
+        write_run(tmp_path, other, (16, 16), range(2), name=model)
+        with pytest.raises(ValueError, match=rf'history.json: belongs to the net {model}, not to sa_quadratic_cifar'):
+            figures.training_blobs(net, tmp_path)
     write_history(tmp_path / 'history.json', 'a_net', None, [
         dict(epochs=0, heads=None), dict(epochs=1, train_loss=1., heads=None)])
     with pytest.raises(ValueError, match=r'history.json: has no positions of heads: the attention of a_net depends'):

@@ -156,6 +156,8 @@ def test_position_only_nets_need_no_images():
     ('vit_tiny_patch16_224', dict(img_size=64, depth=2))])
 def test_nets_that_look_at_content_get_means_and_single_images(name, kwargs):
     net, size = timm.create_model(name, **kwargs).eval(), kwargs['img_size']
+    with pytest.raises(ValueError, match='images: needs at least one picture'):
+        figures.draw_figures(net)
     images = torch.randn(9, 3, size, size)
     drawn = figures.draw_figures(net, images, ['cat'], query=(1, 2))
     assert list(drawn) == ['centers', 'attention', 'attention-7x7', 'average', 'kernels',
@@ -177,6 +179,8 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
     assert_drawn(panels(drawn['attention']), [*fine[0, :, 5, 19], *coarse[0, :, 2, 9], *last[0, :, 2, 9]])
     assert [ax.get_xlim() for ax in drawn['centers'].axes] == [(-20., 1.), *[(-10., 1.)] * 2]
     assert all(ax.get_xticklabels() and ax.get_yticklabels() for ax in drawn['centers'].axes)  # each has its scale
+    with pytest.raises(ValueError, match=r'needs a row and a column on the grid of 12 x 20'):
+        figures.draw_figures(net, images, query=(5, 20))
 
     cnn = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1, 1, 1, 1)).eval()
     drawn = figures.draw_figures(convs_to_attention(cnn, 'layer3', alpha=3.)[0])

@@ -65,6 +65,8 @@ def test_taps_are_counted_once_and_others_left_out():
 def test_inputs():
     net = convolutional_net(img_size=(12, 16), in_chans=1)
     assert report_heads(net)[1].heads[0].largest == pytest.approx(1 / (6 * 8))
+    with pytest.raises(ValueError, match='kernel_size=7: needs a kernel that fits in a grid of 6 x 8'):
+        report_heads(net, kernel_size=7)
     net = timm.create_model('sa_quadratic_cifar', num_heads=2, terms=('key_bias', 'position'), **SMALL)
     with pytest.raises(ValueError, match='images: needs at least one picture'):
         report_heads(net)

@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from timm_selfconv import fuse
 from timm_selfconv.layers import TERMS
 from timm_selfconv.measure.counting import count
 from tiny_nets import FAMILIES, ONE_LAYER, SHALLOW
@@ -21,14 +22,15 @@ def net(heads, per_head=0):
     return 2 * (N * 12 * D + sum(layers) + D * 10)
 
 
-@pytest.mark.parametrize('name,heads,linear,default,dense', [
-    ('sa_quadratic_cifar', (9,) * 6, 0, SEPARABLE, EXPLICIT),
-    ('sa_quadratic_gen_pruned_cifar', (7, 5, 8, 7, 3, 9), 0, EXPLICIT, EXPLICIT),
-    ('sa_learned_content_cifar', (9,) * 6, QUERY_KEY, BOTH_PATHS, BOTH_PATHS),
+@pytest.mark.parametrize('name,heads,linear,default,dense,published', [
+    ('sa_quadratic_cifar', (9,) * 6, 0, SEPARABLE, EXPLICIT, 6.2),
+    ('sa_quadratic_gen_pruned_cifar', (7, 5, 8, 7, 3, 9), 0, EXPLICIT, EXPLICIT, 4.9),
+    ('sa_learned_content_cifar', (9,) * 6, QUERY_KEY, BOTH_PATHS, BOTH_PATHS, 15.),
 ])
-def test_attention_nets_by_hand(name, heads, linear, default, dense):
+def test_attention_nets_by_hand(name, heads, linear, default, dense, published):
     counts = count(timm.create_model(name))
     assert counts.linear_conv_flops == net(heads, linear)
+    assert counts.linear_conv_flops / 1e9 == pytest.approx(published, abs=0.05)
     assert counts.flops == net(heads, default)
     assert counts.dense_flops == net(heads, dense)
     # fvcore adds five per element of LayerNorms, rounds einsums to four digits, and counts the columns of one row of 16
@@ -43,6 +45,7 @@ def test_resnet_by_hand():
         macs += side ** 2 * (9 * (channels // 2 * channels + 3 * channels ** 2) + channels // 2 * channels)
     counts = count(timm.create_model('resnet18_cifar'))
     assert counts.linear_conv_flops == counts.dense_flops == counts.flops == 2 * macs
+    assert f'{counts.flops / 1e9:.1f}B' == '1.1B'
 
 
 def dispatched(model, input_size=(3, 32, 32)):
@@ -93,4 +96,12 @@ def test_counts_follow_the_image_and_change_no_model():
     head = 2 * 96 * 10
     assert large.linear_conv_flops - head == 4 * (small.linear_conv_flops - head)
     assert model.training and not model.head.training and all(block.attn.fused_attn for block in model.blocks)
+    with pytest.raises(ValueError, match='multiples of 4'):
+        count(model, (3, 30, 30))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_fused_nets_spare_the_second_linear_of_each_layer():
+    """One layer of 96 channels on 8 x 8 positions."""
+    model = timm.create_model('sa_quadratic_tiny_cifar', depth=1)
+    assert count(fuse(model)).flops == count(model).flops - 2 * 64 * 96 * 96

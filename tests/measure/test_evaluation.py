@@ -50,6 +50,9 @@ def test_folders_are_matched_by_name_not_by_position(tmp_path):
         (tmp_path / name).mkdir()
         picture(CIFAR10_CLASSES.index(name.lower())).save(tmp_path / name / 'a.png')
     assert evaluate(RedMeter(), str(tmp_path)).per_class == dict(cat=1., dog=1., ship=1.)
+    (tmp_path / 'Ship').rename(tmp_path / 'boat')
+    with pytest.raises(ValueError, match=r"\['boat', 'cat', 'dog'\], the model has \['airplane'"):
+        evaluate(RedMeter(), str(tmp_path))
     with pytest.raises(ValueError, match=r"classes: the dataset has \[''\]"):  # of a folder without folders
         evaluate(RedMeter(), str(tmp_path / 'cat'))
 

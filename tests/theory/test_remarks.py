@@ -43,6 +43,14 @@ def test_every_offset_has_a_number_of_its_own(height, width):
     assert len(offset_numbers(offsets, width).unique()) == len(offsets)
 
 
+def test_two_dimensions_are_every_shift_of_a_kernel():
+    """At alpha = 46, the value in the paper, up to rounding."""
+    maps = line_maps(tap_offsets(3), 16, 16, alpha=46.)
+    exact = shift_maps(tap_offsets(3).tolist(), 16, 16)
+    assert interior((maps - exact).abs().amax((-2, -1)), 3).max() < 1e-15
+    assert conv_residual(maps, 3).shared < 1e-15
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.floats(0.05, 20.), st.integers(3, 6), st.integers(3, 7))
 @example(46., 16, 16)  # the value in the paper: every shift of a kernel, up to rounding

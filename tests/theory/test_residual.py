@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from head_maps import random_maps, shift_maps
-from timm_selfconv.theory import at_taps, conv_residual, interior, tap_offsets
+from timm_selfconv.theory import at_taps, conv_residual, conv_to_attention, interior, tap_offsets
 
 
 def squared_distance(target, columns):
@@ -84,6 +85,17 @@ def test_heads_that_differ_by_rounding_are_one_head(dtype):
     result = conv_residual(noise.to(dtype) / 42, 3)
     assert result.layer == pytest.approx(1 - 1 / 42, abs=1e-5)
     assert result.shared == pytest.approx(1 - 1 / 42, abs=1e-5)
+
+
+@pytest.mark.parametrize('kernel_size', [2, 3, (3, 2)])
+def test_theorem_1_a_converted_convolution_expresses_every_other(kernel_size):
+    """Keys include the padded pixels, which are removed here, so it is a convolution also at the border."""
+    conv = conv_to_attention(nn.Conv2d(2, 2, kernel_size, padding='same').double())
+    rows, cols = tap_offsets(kernel_size).amin(0).neg().tolist()
+    maps = conv.attention_probs((6, 7))[..., rows:rows + 6, cols:cols + 7].detach()
+    result = conv_residual(maps, kernel_size)
+    assert result.per_query.max() < 1e-14 and result.shared < 1e-14
+    assert conv_residual(maps, 5).layer == pytest.approx(1 - len(tap_offsets(kernel_size)) / 25, abs=1e-14)
 
 
 @pytest.mark.parametrize('shape,kernel_size,match', [
