@@ -26,7 +26,7 @@ class Counts:
         parameters: Number of parameters, with frozen ones.
         linear_conv_flops: 2 x multiply-adds of Linear and Conv2d, as the papers count.
         fvcore_macs: Multiply-adds by fvcore, with norms and adaptive pooling; fvcore rounds an einsum to four digits,
-            and counts a product with a broadcast factor only once.
+            and counts one product if one matrix multiplies many.
         dense_flops: 2 x all multiply-adds, with explicit attention maps.
         flops: 2 x all multiply-adds of the default path.
     """
