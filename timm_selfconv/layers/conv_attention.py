@@ -1,5 +1,4 @@
 """A convolution as self-attention, with one head per kernel tap."""
-from functools import partial
 from math import prod
 from typing import List, Optional, Sequence, Union
 
@@ -111,32 +110,27 @@ class ConvAttention(nn.Module):
         """Return the precision of each head in 2D, at least float32, shape (heads, 2, 2)."""
         return torch.diag_embed(at_least_float32(self.spreads).square()[:, None].expand(-1, 2))
 
-    def queries(self, size: Sequence[int]) -> List[range]:
-        """Return the positions of queries along each axis of a padded input, or raise a ValueError if it is too small.
-
-        The middle of an even kernel is before its centre, as for padding='same'.
-        """
-        queries = []
-        for n, kernel_size, dilation, stride in zip(size, self.kernel_size, self.dilation, self.stride):
-            reach = dilation * (kernel_size - 1)
-            queries.append(range(reach // 2, n - (reach - reach // 2), stride))
-        if not all(queries):
-            raise ValueError(
-                f'x of size {list(size)} with its padding: needs room for a kernel of {list(self.kernel_size)} with '
-                f'dilation {list(self.dilation)}')
-        return queries
-
     def axis_factors(self, size: Sequence[int]) -> List[torch.Tensor]:
         """Return attention along each axis of a padded input, at least float32, shapes (heads, queries, keys).
 
-        The product of these factors is the attention.
+        The product of these factors is the attention. The middle of an even kernel is before its centre, as for
+        padding='same'.
+
+        Raises:
+            ValueError: If the padded input is smaller than the kernel.
         """
         precision = at_least_float32(self.spreads).square()
-        return [
-            gaussian_axis_scores(
-                self.centers[:, axis], precision, size[axis],
-                torch.arange(q.start, q.stop, q.step, device=precision.device, dtype=precision.dtype)).softmax(dim=-1)
-            for axis, q in enumerate(self.queries(size))]
+        factors = []
+        for axis, n in enumerate(size):
+            reach = self.dilation[axis] * (self.kernel_size[axis] - 1)
+            if n <= reach:
+                raise ValueError(
+                    f'x of size {list(size)} with its padding: needs room for a kernel of {list(self.kernel_size)} '
+                    f'with dilation {list(self.dilation)}')
+            first, stop = reach // 2, n - (reach - reach // 2)
+            queries = torch.arange(first, stop, self.stride[axis], device=precision.device, dtype=precision.dtype)
+            factors.append(gaussian_axis_scores(self.centers[:, axis], precision, n, queries).softmax(dim=-1))
+        return factors
 
     def attention_probs(self, size: Sequence[int]) -> torch.Tensor:
         """Return attention by position as an explicit map.
@@ -172,10 +166,6 @@ class ConvAttention(nn.Module):
         shape = self.out_channels, *gathered.shape[2:]
         return torch.einsum('hgcm,hgdc->gdm', gathered.flatten(2).unflatten(1, (groups, -1)), weight).reshape(shape)
 
-    def to_values(self, gathered: torch.Tensor) -> torch.Tensor:
-        """Map gathered pixels, shape (B, Q1, Q2, heads in_channels), to the output, (B, out_channels, Q1, Q2)."""
-        return F.linear(gathered, self.value_weight.transpose(0, 1).flatten(1), self.bias).permute(0, 3, 1, 2)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Convolve x, shape (B, in_channels, n_1, ..., n_K) or without B."""
         dims = len(self.kernel_size)
@@ -196,17 +186,20 @@ class ConvAttention(nn.Module):
         factors = [factor.narrow(2, *keys) for factor, *keys in zip(self.axis_factors(padded), before, size)]
         if dims == 2 and self.groups == 1 and self.num_heads <= AT_ONCE and self.in_channels <= self.out_channels:
             rows, cols = factors
-            gathered = self.num_heads * self.in_channels * rows.shape[1] * cols.shape[1]
-            gather_pixels = partial(gather_by_factors, rows, cols)
-            if FEW_KEYS * prod(size) <= self.out_channels:
-                gather_pixels = partial(gather_by_maps, maps_of_factors(rows, cols), width=cols.shape[1])
-            chunks = image_chunks(x.permute(0, 2, 3, 1), gathered)
-            parts = [self.to_values(gather_pixels(pixels)) for pixels in chunks]
+            maps = maps_of_factors(rows, cols) if FEW_KEYS * prod(size) <= self.out_channels else None
+            elements = self.num_heads * self.in_channels * rows.shape[1] * cols.shape[1]
+            weight, parts = self.value_weight.transpose(0, 1).flatten(1), []
+            for pixels in image_chunks(x.permute(0, 2, 3, 1), elements):
+                if maps is None:
+                    gathered = gather_by_factors(rows, cols, pixels)
+                else:
+                    gathered = gather_by_maps(maps, pixels, cols.shape[1])
+                parts.append(F.linear(gathered, weight, self.bias).permute(0, 3, 1, 2))
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-        outputs = batch * self.out_channels * prod([len(axis) for axis in self.queries(padded)])
-        gathered = batch * min(self.in_channels, self.out_channels) * prod(size)
-        step = max(1, max(OUTPUTS * outputs, ELEMENTS) // max(1, gathered))
+        outputs = batch * self.out_channels * prod([factor.shape[1] for factor in factors])
+        per_head = batch * min(self.in_channels, self.out_channels) * prod(size)
+        step = max(1, max(OUTPUTS * outputs, ELEMENTS) // max(1, per_head))
 
         x = x.permute(*range(2, dims + 2), 1, 0).contiguous().to(product_dtype(x))
         out = x.new_zeros(())
