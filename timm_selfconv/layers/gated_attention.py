@@ -27,13 +27,6 @@ class GatedAttention(nn.Module):
 
     https://arxiv.org/abs/2103.10697
     """
-    qk: nn.Module
-    v: nn.Module
-    proj: nn.Module
-    pos_proj: nn.Linear
-    attn_drop: nn.Dropout
-    proj_drop: nn.Dropout
-    gating_param: nn.Parameter
 
     def __init__(self, layer: Any, grid_size: Tuple[int, int]):
         """
@@ -45,8 +38,13 @@ class GatedAttention(nn.Module):
         self.num_heads = layer.num_heads
         self.grid_size = grid_size
         self.fused_attn = use_fused_attn()
-        for name in ('qk', 'v', 'attn_drop', 'proj', 'pos_proj', 'proj_drop', 'gating_param'):  # in timm's order
-            setattr(self, name, getattr(layer, name))
+        self.qk = layer.qk
+        self.v = layer.v
+        self.attn_drop = layer.attn_drop
+        self.proj = layer.proj
+        self.pos_proj = layer.pos_proj
+        self.proj_drop = layer.proj_drop
+        self.gating_param = layer.gating_param
         self.train(layer.training)
 
     def factors(self) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -61,10 +59,6 @@ class GatedAttention(nn.Module):
         row_scores = rows * (row_slope + square * rows) + at_least_float32(self.pos_proj.bias)[:, None, None]
         return row_scores.softmax(-1), (cols * (col_slope + square * cols)).softmax(-1)
 
-    def gate(self) -> torch.Tensor:
-        """Return the weight of position in each head, shape (heads, 1, 1), at least float32."""
-        return at_least_float32(self.gating_param).sigmoid()[:, None, None]
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x, shape (B, N, C), to the same shape.
 
@@ -76,14 +70,15 @@ class GatedAttention(nn.Module):
             raise ValueError(f'x of shape {list(x.shape)}: needs {height} x {width} tokens')
         query, key = self.qk(x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         value = self.v(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        gate = at_least_float32(self.gating_param).sigmoid()[:, None, None]
         if self.fused_attn and not (self.training and self.attn_drop.p > 0.):
             content = F.scaled_dot_product_attention(query, key, value)
             rows, cols = (factor.to(value.dtype) for factor in self.factors())
             met = (rows @ value.unflatten(2, (height, width)).flatten(3)).unflatten(3, (width, -1))
             position = (cols[:, None] @ met).flatten(2, 3).to(content.dtype)
-            x = torch.lerp(content, position, self.gate().to(content.dtype))
+            x = torch.lerp(content, position, gate.to(content.dtype))
         else:
             content = at_least_float32(query * query.shape[3] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)
-            attn = self.attn_drop(torch.lerp(content, maps_of_factors(*self.factors())[0], self.gate()))
+            attn = self.attn_drop(torch.lerp(content, maps_of_factors(*self.factors())[0], gate))
             x = attn.to(value.dtype) @ value
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
