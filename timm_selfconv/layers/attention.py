@@ -156,8 +156,7 @@ class SelfAttention2d(nn.Module):
                 linear.out_features = len(channels)
         select_parameter(self.value, 'weight', channels, dim=1)
         self.value.in_features = len(channels)
-        if self.key_bias is not None:
-            select_parameter(self, 'key_bias', index)
+        select_parameter(self, 'key_bias', index)
         self.num_heads = len(heads)
 
     def score_parts(
