@@ -35,8 +35,7 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 
 def traced(x: torch.Tensor) -> bool:
     """Detect tracers, exporters and the meta device, where the operations must not depend on the size of x."""
-    exporting = torch.compiler.is_compiling() and getattr(torch.compiler, 'is_exporting', lambda: True)()
-    return isinstance(x, Proxy) or x.device.type == 'meta' or torch.jit.is_tracing() or exporting
+    return isinstance(x, Proxy) or x.device.type == 'meta' or torch.jit.is_tracing() or torch.compiler.is_exporting()
 
 
 def product_dtype(x: torch.Tensor) -> torch.dtype:
