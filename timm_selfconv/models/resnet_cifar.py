@@ -3,6 +3,7 @@
 'Deep Residual Learning for Image Recognition', He, Zhang, Ren, Sun, CVPR 2016
 - https://arxiv.org/abs/1512.03385
 """
+import functools
 from typing import Any, Tuple, Union
 
 import torch.nn as nn
@@ -45,16 +46,14 @@ class ResNetCifar(ResNet):
             info['reduction'] = max(1, info['reduction'] // 4)
 
 
-def _create_resnet(variant: str, pretrained: bool, **kwargs: Any) -> ResNetCifar:
-    return build_net(ResNetCifar, variant, pretrained, **kwargs)
-
-
 default_cfgs = generate_default_cfgs(cifar_cfgs(
     'resnet18_cifar',
     'resnet_tiny_cifar',
     pool_size=(4, 4), first_conv='conv1', classifier='fc',
     paper_ids='arXiv:1512.03385', paper_name='Deep Residual Learning for Image Recognition',
 ))
+
+_create_resnet = functools.partial(build_net, ResNetCifar)
 
 
 @register_model

@@ -163,9 +163,7 @@ default_cfgs = generate_default_cfgs({
 })
 
 
-def _create_resvit(variant: str, pretrained: bool = False, **kwargs: Any) -> ResVit:
-    return build_net(ResVit, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
-
+_create_resvit = functools.partial(build_net, ResVit, pretrained_filter_fn=checkpoint_filter_fn)
 
 TINY = dict(patch_size=4, stem_dim=16, embed_dim=48, mlp_dim=192)
 

@@ -228,9 +228,7 @@ default_cfgs = generate_default_cfgs({
 })
 
 
-def _create_san(variant: str, pretrained: bool = False, **kwargs: Any) -> SAN:
-    return build_net(SAN, variant, pretrained, **kwargs)
-
+_create_san = functools.partial(build_net, SAN)
 
 HIERARCHICAL = dict(channels=(256,) * 4, depths=(2,) * 4, hierarchical=True)
 

@@ -203,9 +203,7 @@ default_cfgs = generate_default_cfgs({
 })
 
 
-def _create_self_attention(variant: str, pretrained: bool = False, **kwargs: Any) -> SelfAttentionNet:
-    return build_net(SelfAttentionNet, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
-
+_create_self_attention = functools.partial(build_net, SelfAttentionNet, pretrained_filter_fn=checkpoint_filter_fn)
 
 CONTENT = ('content', 'content_position')
 # of the report
