@@ -47,10 +47,9 @@ def product_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def rows_at_once(x: torch.Tensor, maps: int) -> List[Optional[torch.Tensor]]:
-    """Split the rows of queries of an input, shape (B, H, W, C), for explicit maps.
+    """Split the rows of queries of x, shape (B, H, W, C), into chunks with explicit maps of ``SCORE_BYTES``.
 
-    Returns:
-        Row indices in chunks of ``SCORE_BYTES``, or [None] for all rows at once (with gradients or a tracer).
+    Return the row indices, or [None] for all rows at once (with gradients or a tracer).
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(x, Proxy):
         return [None]
@@ -92,9 +91,10 @@ def prefers_maps(x: torch.Tensor) -> bool:
     if traced(x):
         return False
     pixels = x.shape[1] * x.shape[2]
-    if pixels <= SMALL_GRID or pixels > x.shape[3]:
-        return pixels <= SMALL_GRID
-    return product_dtype(x) in (torch.bfloat16, torch.float16) and (x.device.type != 'cpu' or has_matrix_units())
+    if pixels <= SMALL_GRID:
+        return True
+    half = product_dtype(x) in (torch.bfloat16, torch.float16)
+    return half and pixels <= x.shape[3] and (x.device.type != 'cpu' or has_matrix_units())
 
 
 def prefers_scores(query: torch.Tensor, key: torch.Tensor) -> bool:
