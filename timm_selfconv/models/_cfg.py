@@ -6,7 +6,7 @@ import torch.nn as nn
 from timm.models import build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
-from timm_selfconv.layers.parameters import keep_from_decay, no_weight_decay
+from timm_selfconv.layers.parameters import keep_from_decay
 from ._base import ZooNet
 from timm_selfconv.weights import LICENSE
 from timm_selfconv.weights.loading import weight_sources, weights_file
@@ -63,9 +63,9 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
         if file is not None:
             kwargs['pretrained_cfg_overlay'] = dict(kwargs.get('pretrained_cfg_overlay') or {}, file=str(file))
     model = build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
-    if kwargs.get('features_only'):  # timm's wrappers do not forward no_weight_decay
-        net = getattr(model, 'model', None)
-        keep_from_decay(model, no_weight_decay(model) if net is None else {f'model.{n}' for n in net.no_weight_decay()})
+    if kwargs.get('features_only') and issubclass(model_cls, ZooNet):
+        net: Any = model.model  # timm's wrapper does not forward no_weight_decay
+        keep_from_decay(model, {f'model.{name}' for name in net.no_weight_decay()})
     return model
 
 
