@@ -27,14 +27,7 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def footprint(x: torch.Tensor, kernel_size: int) -> List[torch.Tensor]:
-    """Return the pixels in the footprint of each pixel, with reflection at the border.
-
-    Args:
-        x: Pixels, shape (B, C, H, W).
-        kernel_size: Side of the footprint, odd.
-
-    Returns:
-        One tensor per offset, row by row, shape (B, C, H, W) each.
+    """Shift x, shape (B, C, H, W), to each offset of a footprint, row by row, with reflection at the border.
 
     Raises:
         ValueError: If the image is too small for reflection.
@@ -59,13 +52,8 @@ def pairwise_relation(
 ) -> torch.Tensor:
     """Return differences of queries and keys in a footprint, and of their position features.
 
-    Args:
-        query, key: Shape (B, C, H, W).
-        place: Position features, shape (1, P, H, W).
-        kernel_size: Side of the footprint.
-
-    Returns:
-        Differences, shape (B, C + P, kernel_size ^ 2 H, W), with the offsets concatenated along the rows.
+    Queries and keys have shape (B, C, H, W), position features (1, P, H, W), and the differences
+    (B, C + P, kernel_size ^ 2 H, W), with the offsets concatenated along the rows.
     """
     keys, places = footprint(key, kernel_size), footprint(place, kernel_size)
     pairs: List[torch.Tensor] = []
@@ -91,15 +79,9 @@ def patchwise_relation(query: torch.Tensor, key: torch.Tensor, kernel_size: int)
 @torch.fx.wrap
 @register_notrace_function
 def aggregate(value: torch.Tensor, weights: torch.Tensor, kernel_size: int) -> torch.Tensor:
-    """Sum the values in the footprint of each query, with weights per channel.
+    """Sum the values in the footprint of each query, shape (B, C, H, W), with weights per channel.
 
-    Args:
-        value: Values, shape (B, C, H, W).
-        weights: Weights, shape (B, kernel_size ^ 2, maps, H, W), offsets row by row. Channel j uses map ``j mod maps``.
-        kernel_size: Side of the footprint, odd.
-
-    Returns:
-        Sums, shape (B, C, H, W).
+    The weights have shape (B, kernel_size ^ 2, maps, H, W), offsets row by row. Channel j uses map ``j mod maps``.
     """
     # contiguous, so that the shifts of a footprint read whole rows
     weights = weights.to(value.dtype).contiguous()
@@ -116,7 +98,7 @@ def pixel_coordinates(height: int, width: int, like: torch.Tensor) -> torch.Tens
     """Return row and column coordinates from -1 to 1, shape (1, 2, height, width)."""
     rows = torch.linspace(-1., 1., height, device=like.device, dtype=like.dtype)
     cols = torch.linspace(-1., 1., width, device=like.device, dtype=like.dtype)
-    return torch.stack([rows[:, None].expand(height, width), cols[None].expand(height, width)])[None]
+    return torch.stack(torch.meshgrid([rows, cols], indexing='ij'))[None]
 
 
 @register_notrace_module
@@ -150,11 +132,6 @@ class PassBatchNorm2d(nn.Module):
     """
 
     def __init__(self, num_features: int, passes: int = 1, device: Any = None, dtype: Any = None):
-        """
-        Args:
-            num_features: Channels.
-            passes: Number of passes through the block.
-        """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_features, **dd))
@@ -257,10 +234,9 @@ class SanAttention2d(nn.Module):
             x = pairwise_relation(query, key, place.to(key.dtype), self.kernel_size)
         x = self.weight1(F.relu(self.norm1(x, pass_index), inplace=True))
         x = self.weight2(F.relu(self.norm2(x, pass_index), inplace=True))
-        offsets = self.kernel_size * self.kernel_size
         if self.patchwise:
-            return x.unflatten(1, [offsets, self.num_maps])
-        return x.unflatten(2, [offsets, -1]).softmax(dim=2).transpose(1, 2)
+            return x.unflatten(1, [-1, self.num_maps])
+        return x.unflatten(2, [-1, key.shape[2]]).softmax(dim=2).transpose(1, 2)
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
         """Return keys of x, shape (B, dim, H, W): shape (B, dim / 16, H, W)."""
@@ -272,15 +248,9 @@ class SanAttention2d(nn.Module):
             key: Optional[torch.Tensor] = None,
             pass_index: int = 0,
     ) -> torch.Tensor:
-        """Attend.
+        """Map x, shape (B, dim, H, W), to shape (B, dim / 4, H, W), with the statistics of one pass.
 
-        Args:
-            x: Input, shape (B, dim, H, W).
-            key: Keys that replace the keys of x, see :meth:`keys`.
-            pass_index: Index of the pass through the layer.
-
-        Returns:
-            Output, shape (B, dim / 4, H, W).
+        ``key`` replaces the keys of x, see :meth:`keys`.
         """
         query, value, own_key = self.qvk(x).split([self.query_dim, self.value_dim, self.query_dim], 1)
         weights = self.weights(query, own_key if key is None else key, pass_index)
