@@ -100,7 +100,6 @@ class ConvAttention(nn.Module):
         return self.value_weight.permute(1, 2, 0).unflatten(2, self.kernel_size)
 
     def extra_repr(self) -> str:
-        """Describe the convolution as torch does, and the number of heads."""
         description: str = _ConvNd.extra_repr(self)  # type: ignore[arg-type]  # reads only attributes, and has them all
         return f'{description}, heads={self.num_heads}'
 
