@@ -3,6 +3,7 @@ import argparse
 import difflib
 import reprlib
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
@@ -25,49 +26,46 @@ class Key(NamedTuple):
     accepts: Callable[[Any], bool] = lambda value: True
 
 
-def text(default: Optional[str] = None, *choices: str) -> Key:
-    if not choices:
-        return Key(default, str, 'text')
+def text(default: Optional[str] = None) -> Key:
+    return Key(default, str, 'text')
+
+
+def choice(default: str, *others: str) -> Key:
+    choices = default, *others
     return Key(default, str, ' or '.join(map(repr, choices)), choices.__contains__)
 
 
-def number(
-        default: Optional[float], low: float = 0, high: float = LARGEST, above: bool = False, kind: type = float,
-) -> Key:
-    needs = f"a {'whole ' if kind is int else ''}number {'above' if above else 'of at least'} {low} and at most {high}"
-    return Key(default, kind, needs, lambda value: low <= value <= high and not (above and value == low))
+def number(default: Optional[float], high: float = LARGEST, above: bool = False, kind: type = float) -> Key:
+    needs = f"a {'whole ' if kind is int else ''}number {'above' if above else 'of at least'} 0 and at most {high}"
+    return Key(default, kind, needs, lambda value: 0 <= value <= high and not (above and value == 0))
 
 
-def whole(default: Optional[int], above: bool = False, high: int = LARGEST) -> Key:
-    return number(default, high=high, above=above, kind=int)
-
-
-FLAG = Key(False, bool, 'true or false')
-UNUSED = Key([], list, 'a list')
+whole = partial(number, kind=int)
+FLAG, LIST = Key(False, bool, 'true or false'), Key([], list, 'a list')
 SIZES = Key({}, dict, 'FIRST_EPOCH: PIXELS', lambda sizes: all(
     type(epoch) is type(size) is int and 0 <= epoch and 0 < size <= LARGEST for epoch, size in sizes.items()))
 KEYS: Dict[str, Key] = dict(
     model=text(), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=FLAG, initial_checkpoint=text(''),
     num_classes=whole(None, above=True), img_size=whole(None, above=True),
     dataset=text(''), input_key=text('img'), target_key=text('label'), train_split=text('train'),
-    val_split=text('validation'), device_modules=Key([], list, 'a list'),
+    val_split=text('validation'), device_modules=LIST,
     epochs=whole(300, above=True), batch_size=whole(128, above=True), seed=whole(42, high=2 ** 31 - 1),
-    opt=text('sgd'), opt_eps=number(None, above=True), opt_betas=Key(None, list, 'a list'), momentum=number(0.9, 0, 1),
+    opt=text('sgd'), opt_eps=number(None, above=True), opt_betas=Key(None, list, 'a list'), momentum=number(0.9, 1),
     lr=number(None, above=True), position_lr_scale=number(1., above=True), query_key_lr_scale=number(1., above=True),
     weight_decay=number(2e-5), clip_grad=number(None, above=True),
-    sched=text('cosine', 'cosine', 'tanh', 'step', 'multistep', 'poly', 'constant'), sched_on_updates=FLAG,
+    sched=choice('cosine', 'tanh', 'step', 'multistep', 'poly', 'constant'), sched_on_updates=FLAG,
     warmup_epochs=whole(5), warmup_lr=number(1e-5), warmup_prefix=FLAG, min_lr=number(0.),
     decay_milestones=Key([90, 180, 270], list, 'whole numbers', lambda value: all(type(x) is int for x in value)),
     decay_rate=number(0.1, above=True),
     amp=FLAG, amp_dtype=text('float16'), torchcompile=text(), grad_checkpointing=FLAG,
-    model_ema=FLAG, model_ema_decay=number(0.9998, 0, 1), model_ema_warmup=FLAG,
+    model_ema=FLAG, model_ema_decay=number(0.9998, 1), model_ema_warmup=FLAG,
     val_interval=whole(1, above=True), checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
     img_sizes=SIZES, hardest_half=SIZES, crop_padding=whole(None),
-    crop_padding_mode=text('constant', 'constant', 'reflect'), hflip=number(0.5, 0, 1),
-    scale=UNUSED, ratio=UNUSED, train_interpolation=text(),  # of train.py, which has no crop_padding
-    color_jitter=number(0.4), reprob=number(0., 0, 1), mixup=number(0.), cutmix=number(0.),
-    mixup_prob=number(1., 0, 1), mixup_off_epoch=whole(0), smoothing=number(0.1, 0, 1), drop=number(0., 0, 1),
-    drop_path=number(None, 0, 1),
+    crop_padding_mode=choice('constant', 'reflect'), hflip=number(0.5, 1),
+    scale=LIST, ratio=LIST, train_interpolation=text(),  # of train.py, which has no crop_padding
+    color_jitter=number(0.4), reprob=number(0., 1), mixup=number(0.), cutmix=number(0.),
+    mixup_prob=number(1., 1), mixup_off_epoch=whole(0), smoothing=number(0.1, 1), drop=number(0., 1),
+    drop_path=number(None, 1),
 )
 DEFAULTS = {name: key.default for name, key in KEYS.items()}
 
