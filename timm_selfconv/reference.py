@@ -22,25 +22,13 @@ errors. `python -m timm_selfconv.reference` writes this page."""
 SKIPPED = re.compile(r'\._|\.(cli|commands|reference|version)\b|\.(layers|models|theory|figures)\.')
 
 
-class Default:
-    """A default that prints as code."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return getattr(self.value, '__name__', repr(self.value))
-
-
 def entry(name: str, value: Any) -> str:
     signature = inspect.signature(value)
-    module = inspect.isclass(value) and issubclass(value, torch.nn.Module)
-    parameters = [
-        parameter.replace(
-            annotation=parameter.empty,
-            default=parameter.empty if parameter.default is parameter.empty else Default(parameter.default))
-        for parameter in signature.parameters.values() if not (module and parameter.name in ('device', 'dtype'))]
+    left_out = ('device', 'dtype') if inspect.isclass(value) and issubclass(value, torch.nn.Module) else ()
+    parameters = [parameter.replace(annotation=parameter.empty)
+                  for parameter in signature.parameters.values() if parameter.name not in left_out]
     code = f'{name}{signature.replace(parameters=parameters, return_annotation=signature.empty)}'
+    code = re.sub(r'<function (?:\w+\.)*(\S+) at 0x\w+>', r'\1', code)  # defaults
     summary = re.sub(r':\w+:`~?([^`]+)`', r'`\1`', (inspect.getdoc(value) or '').split('\n\n')[0]).replace('``', '`')
     return f'- `{code}`: {" ".join(summary.split())}'
 
@@ -52,13 +40,13 @@ def reference() -> str:
     modules = pkgutil.walk_packages(timm_selfconv.__path__, 'timm_selfconv.')
     for module_name in ['timm_selfconv', *(module.name for module in modules if not SKIPPED.search(module.name))]:
         module = importlib.import_module(module_name)
-        names = getattr(module, '__all__', None) or [name for name in vars(module) if not name.startswith('_')]
-        values = {name: getattr(module, name) for name in sorted(names)}
-        new = {name: value for name, value in values.items() if (inspect.isfunction(value) or inspect.isclass(value))
-               and value.__module__.startswith('timm_selfconv') and value not in listed}
-        listed.update(new.values())
+        public = getattr(module, '__all__', [name for name in vars(module) if name[0] != '_'])
+        values = inspect.getmembers(module, lambda value: inspect.isfunction(value) or inspect.isclass(value))
+        new = [(name, value) for name, value in values if name in public
+               and value.__module__.startswith('timm_selfconv') and value not in listed]
+        listed.update(value for _, value in new)
         if new:
-            sections.append('\n'.join([f'## {module_name}\n', *(entry(*item) for item in new.items())]))
+            sections.append('\n'.join([f'## {module_name}\n', *(entry(*item) for item in new)]))
     return '\n\n'.join(sections) + '\n'
 
 
