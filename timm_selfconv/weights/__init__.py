@@ -39,11 +39,14 @@ def card_path(name: str) -> Path:
     return weights_path(name).with_suffix('.md')
 
 
+def read_sums(sums: Path) -> Dict[str, str]:
+    lines = sums.read_text().splitlines() if sums.is_file() else []
+    return {file: checksum for checksum, file in map(str.split, lines)}
+
+
 def checksums() -> Dict[str, str]:
     """SHA-256 of all weights of this version, in the package or on the Hub, by sorted name."""
-    sums = WEIGHTS_DIR / 'SHA256SUMS'
-    lines = sums.read_text().splitlines() if sums.is_file() else []
-    return dict(sorted((Path(file).stem, checksum) for checksum, file in map(str.split, lines)))
+    return dict(sorted((Path(file).stem, checksum) for file, checksum in read_sums(WEIGHTS_DIR / 'SHA256SUMS').items()))
 
 
 def measured_accuracy(name: str) -> Optional[float]:

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from safetensors import SafetensorError
 
 from timm_selfconv.files import new_folder, os_errors, replace_file, write_new
-from . import LICENSE, named_net, tagged_name, teachers
+from . import LICENSE, named_net, read_sums, tagged_name, teachers
 
 __all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_weights', 'write_net']
 
@@ -19,10 +19,8 @@ __all__ = ['card_text', 'model_card', 'record_checksum', 'save_folder', 'save_we
 def record_checksum(path: Path, checksum: str) -> None:
     """Add a weight file to ``SHA256SUMS`` in its folder, in the format of ``sha256sum``."""
     sums = path.with_name('SHA256SUMS')
-    lines = sums.read_text().splitlines() if sums.is_file() else []
-    sums_of = {name: known for known, name in map(str.split, lines)} | {path.name: checksum}
-    text = ''.join(f'{sums_of[name]}  {name}\n' for name in sorted(sums_of))
-    replace_file(sums, lambda file: file.write_text(text))
+    known = sorted({**read_sums(sums), path.name: checksum}.items())
+    replace_file(sums, lambda file: file.write_text(''.join(f'{value}  {name}\n' for name, value in known)))
 
 
 def save_weights(model: nn.Module, path: Union[str, Path], dtype: torch.dtype = torch.float16) -> None:
