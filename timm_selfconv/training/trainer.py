@@ -30,14 +30,14 @@ __all__ = ['Training', 'compile_backend', 'gains_by_bfloat16']
 
 def gains_by_bfloat16(device: torch.device) -> bool:
     """Return True if a device multiplies matrices faster in bfloat16 than in float32. CPUs are timed."""
-    if device.type == 'cuda':
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != 'cpu':
+        return device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
     times = []
     for dtype in (torch.float32, torch.bfloat16):  # process time: other processes may use the CPU
         timer = Timer('x @ x', globals=dict(x=torch.ones(512, 512, dtype=dtype)), timer=time.process_time,
                       num_threads=torch.get_num_threads())
         times.append(min(timer.blocked_autorange(min_run_time=0.1).times))
-    return device.type != 'cpu' or times[1] < times[0]
+    return times[1] < times[0]
 
 
 def compile_backend(wanted: Optional[str], device: torch.device) -> Optional[str]:
