@@ -1,7 +1,7 @@
 """Folders of pictures with a folder per class: checks, and a random validation split."""
 import copy
 from pathlib import Path
-from typing import Any, List, Set, Tuple, Union
+from typing import Set, Tuple, Union
 
 import torch
 
@@ -27,7 +27,7 @@ def read_classes(folder: Path) -> PictureReader:
     return reader
 
 
-def hold_out(reader: PictureReader, seed: int) -> List[Any]:
+def hold_out(reader: PictureReader, seed: int) -> Tuple[PictureReader, PictureReader]:
     """Split a reader in two; the second part has a random share of each class."""
     generator = torch.Generator().manual_seed(seed)
     held: Set[Tuple[str, int]] = set()
@@ -38,10 +38,10 @@ def hold_out(reader: PictureReader, seed: int) -> List[Any]:
                 f'folder={reader.root!r}: needs 2 pictures of each class or more, to hold one out; {name!r} has 1')
         order = torch.randperm(len(samples), generator=generator)
         held.update(samples[i] for i in order[:max(1, round(HELD_OUT * len(samples)))])
-    parts = [copy.copy(reader), copy.copy(reader)]
-    for part, wanted in zip(parts, (False, True)):
-        part.samples = [sample for sample in reader.samples if (sample in held) == wanted]
-    return parts
+    rest, part = copy.copy(reader), copy.copy(reader)
+    rest.samples = [sample for sample in reader.samples if sample not in held]
+    part.samples = [sample for sample in reader.samples if sample in held]
+    return rest, part
 
 
 def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDataset, PictureDataset, str]:
@@ -64,13 +64,15 @@ def open_picture_folder(folder: Union[str, Path], seed: int) -> Tuple[PictureDat
     if validation is not None and train is None:
         raise ValueError(f'folder={str(folder)!r}: has a folder {validation.name}, so it needs a folder train too')
     reader = read_classes(train or folder)
-    if len(reader.class_to_idx) < 2:
-        raise ValueError(f'folder={reader.root!r}: needs at least 2 classes, has {list(reader.class_to_idx)}')
+    classes = list(reader.class_to_idx)
+    if len(classes) < 2:
+        raise ValueError(f'folder={reader.root!r}: needs at least 2 classes, has {classes}')
     if validation is None:
-        readers, told = hold_out(reader, seed), f'{HELD_OUT:.0%} of each class, drawn by seed {seed}'
+        reader, held = hold_out(reader, seed)
+        told = f'{HELD_OUT:.0%} of each class, drawn by seed {seed}'
     else:
-        readers, told = [reader, read_classes(validation)], f'all pictures in {validation.name}'
-        classes, found = (list(each.class_to_idx) for each in readers)
+        held, told = read_classes(validation), f'all pictures in {validation.name}'
+        found = list(held.class_to_idx)
         if found != classes:
-            raise ValueError(f'folder={readers[1].root!r}: needs the training classes {classes}, has {found}')
-    return PictureDataset('', readers[0]), PictureDataset('', readers[1]), told
+            raise ValueError(f'folder={held.root!r}: needs the training classes {classes}, has {found}')
+    return PictureDataset('', reader), PictureDataset('', held), told
