@@ -99,14 +99,16 @@ def eval_(args: Namespace) -> None:
         f'{result.images_per_second:.0f} images a second\n{classes}'))
 
 
-def train_command(recipe: str, folder: Path) -> str:
-    """The command that continues to train the net of a folder."""
+def save_for(recipe: str, model: Any, folder: Path) -> str:
+    """Write a net into a new folder, and return the code that loads it and the command that continues to train it."""
+    save_folder(model, folder)
     config = json.loads((folder / 'config.json').read_text())
-    kwargs = read_recipe(recipe, [f"model={config['architecture']}"]).model_kwargs
-    kwargs = {**kwargs, **config['model_args'], 'num_classes': config['num_classes']}
-    return shlex.join([
-        'timm-selfconv', 'train', recipe, '--output', f'{folder}-trained', f"model={config['architecture']}",
+    key = f"model={config['architecture']}"
+    kwargs = {**read_recipe(recipe, [key]).model_kwargs, **config['model_args'], 'num_classes': config['num_classes']}
+    train = shlex.join([
+        'timm-selfconv', 'train', recipe, '--output', f'{folder}-trained', key,
         f"initial_checkpoint={folder / 'model.safetensors'}", f'model_kwargs={json.dumps(kwargs)}'])
+    return f"Use it:   timm.create_model({f'local-dir:{folder}'!r}, pretrained=True)\nTrain it: {train}"
 
 
 @command(
@@ -118,11 +120,9 @@ def include(args: Namespace) -> None:
 
     Example: timm-selfconv include sa_quadratic_tiny_cifar sa_learned_content_cifar --output rich
     """
-    folder, model = args.output, load_model(args)
+    model = load_model(args)
     torch.manual_seed(42)  # new heads are initialised
-    save_folder(theory.include(model, args.target), folder)
-    print(f'Use it:   timm.create_model({f"local-dir:{folder}"!r}, pretrained=True)')
-    print(f"Train it: {train_command('finetune', folder)}")
+    print(save_for('finetune', theory.include(model, args.target), args.output))
 
 
 def layer_heads(text: str) -> Tuple[int, List[int]]:
@@ -163,12 +163,10 @@ def prune(args: Namespace) -> None:
     pruned, rows = pruned_net(model, args)
     input_size = get_model_input_config(model)['input_size']
     before, after = count(model, input_size), count(pruned, input_size)
-    save_folder(pruned, args.output)
-    use, train = f'local-dir:{args.output}', train_command('pruned', args.output)
+    told = save_for('pruned', pruned, args.output)
     counts = tabulate(
         [('parameters', f'{before.parameters:,}', f'{after.parameters:,}'),
          ("FLOPs, as in the paper", f'{before.linear_conv_flops:,}', f'{after.linear_conv_flops:,}'),
          ('FLOPs with attention', f'{before.flops:,}', f'{after.flops:,}')],
         headers=('', 'before', 'after'), disable_numparse=True, colalign=('left', 'right', 'right'))
-    print(f"{tabulate(rows, headers='keys', floatfmt='.2g')}\n\n{counts}\n\n"
-          f'Use it:   timm.create_model({use!r}, pretrained=True)\nTrain it: {train}')
+    print(f"{tabulate(rows, headers='keys', floatfmt='.2g')}\n\n{counts}\n\n{told}")
