@@ -1,5 +1,4 @@
 """Commands for the zoo: list, bench, export, publish, run."""
-import itertools
 import re
 import runpy
 import shutil
@@ -14,6 +13,7 @@ import timm
 import torch
 from tabulate import tabulate
 from tqdm import tqdm
+from tqdm.contrib.itertools import product
 
 from timm_selfconv.data import data_name, label_names
 from timm_selfconv.files import check_new, replace_file, sha256, write_new
@@ -70,9 +70,8 @@ def bench(args: Namespace) -> None:
     cuda = device.type == 'cuda'
     hardware = torch.cuda.get_device_name(device) if cuda else f'{device}, {torch.get_num_threads()} thread(s)'
     sizes = args.img_size or [model.pretrained_cfg['input_size'][-1]]
-    each = [*itertools.product(args.dtype, sizes, args.batch_size)]
     speeds: List[Dict[str, Any]] = []
-    for dtype, size, batch in tqdm(each, unit='size', leave=False, disable=None):
+    for dtype, size, batch in product(args.dtype, sizes, args.batch_size, unit='size', leave=False, disable=None):
         try:
             speeds += benchmark.bench(model, size, batch, dtype, args.train, args.seconds)
         except (AssertionError, RuntimeError) as e:
