@@ -116,7 +116,6 @@ def check_labels(what: str, labels: torch.Tensor, num_classes: int) -> None:
 
 
 def label_numbers(dataset: PictureDataset) -> Dict[str, int]:
-    """Return the labels of a dataset by class name, or an empty dictionary if it has no names."""
     return getattr(dataset.reader, 'class_to_idx', None) or {}
 
 
@@ -131,10 +130,11 @@ def match_classes(model: nn.Module, dataset: PictureDataset) -> Optional[Dict[in
     def plain(name: str) -> str:
         return name.lower().replace('_', ' ').replace('-', ' ').strip()
 
-    labels = label_numbers(dataset)
-    names = list(label_names(model))
-    if not names or len(names) != getattr(model, 'num_classes', len(names)) or not labels:
-        numbers = bool(labels) and all(name.isdecimal() for name in labels)  # folders 0, 1, 2, ...
+    labels, names = label_numbers(dataset), list(label_names(model))
+    if not labels:
+        return None
+    if not names or len(names) != getattr(model, 'num_classes', len(names)):
+        numbers = all(name.isdecimal() for name in labels)  # folders 0, 1, 2, ...
         return {label: int(name) for name, label in labels.items()} if numbers else None
     for spelled in (str, plain):  # exact names, then loose ones if they stay distinct
         classes = {spelled(name): i for i, name in enumerate(names)}
@@ -147,7 +147,6 @@ def match_classes(model: nn.Module, dataset: PictureDataset) -> Optional[Dict[in
 
 
 def column_names(data: str) -> List[str]:
-    """Return the columns of a dataset in the Hub's layout, empty if it cannot be read."""
     with suppress(Exception):  # only for an error message
         import datasets
         return next(iter(datasets.load_dataset(data).values())).column_names
