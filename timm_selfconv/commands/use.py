@@ -50,7 +50,6 @@ def demo(args: Namespace) -> None:
 
 
 def find_pictures(words: Sequence[str]) -> List[Path]:
-    """The pictures that files and folders name."""
     paths = [path for word in words for path in (picture_files(word) if Path(word).is_dir() else [Path(word)])]
     for path in paths:
         if not path.is_file():
@@ -147,10 +146,9 @@ def figures(args: Namespace) -> None:
     pictures = open_images(args.images)
     if args.data:
         pictures = sample_pictures(args.data, args.split, args.input_key, args.count)
-    query = None if args.query is None else tuple(args.query)
     drawn = drawing.draw_figures(
-        model, preprocess(model, pictures) if pictures else None, [image.stem for image in args.images], query,
-        f'{args.model}: {caption(args)}', args.run)
+        model, preprocess(model, pictures) if pictures else None, [image.stem for image in args.images],
+        args.query and tuple(args.query), f'{args.model}: {caption(args)}', args.run)
     if curves is not None:
         drawn['curves'] = drawing.figure_accuracy(curves)
     for file in drawing.save_figures(drawn, args.output, args.format):
