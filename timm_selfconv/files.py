@@ -103,7 +103,6 @@ def written_beside(path: Path, give_name: Callable[[Path, Path], None]) -> Itera
 
 
 def name_new(temporary: Path, path: Path) -> None:
-    """Move a file or folder to a new path; raise a FileExistsError if the path exists."""
     try:
         (os.rename if temporary.is_dir() else os.link)(temporary, path)  # these do not overwrite
     except OSError:

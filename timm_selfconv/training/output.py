@@ -56,7 +56,6 @@ def save_checkpoint(output: Path, checkpoint: Dict[str, Any], kept: int) -> None
 
 
 def write_summary(path: Path, history: List[Dict[str, Any]]) -> None:
-    """Write summary.csv as timm's train.py does; epochs without validation have empty cells."""
     with path.open('w', newline='') as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction='ignore')
         writer.writeheader()
