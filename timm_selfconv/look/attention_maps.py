@@ -89,19 +89,16 @@ def own_maps(model: nn.Module) -> bool:
 
 def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
     """Maps of :class:`ConvAttention` over the pixels of its input, shape (B, heads, H, W, H, W)."""
-    zeros, size = layer.padding_mode == 'zeros', x.shape[2:]
+    zeros = layer.padding_mode == 'zeros'
     mode, widths = ('constant', [0] * 4) if zeros else (layer.padding_mode, layer.pad_widths)
-    keys, before = F.pad(x, widths, mode), widths[-2::-2]
-    rows, cols = (
-        gaussian_axis_scores(center, layer.spreads.square(), n, first + torch.arange(queries, dtype=x.dtype))
-        for center, n, first, queries in zip(layer.centers.T, keys.shape[2:], before, size))
-    scores = (rows[:, :, None, :, None] + cols[:, None, :, None, :])[None]
-    maps = scores.flatten(4).softmax(-1).unflatten(-1, keys.shape[2:])
-    for axis, n in enumerate(size):  # add up a pixel and its copies in the padding
-        pixel = F.pad(torch.arange(n, dtype=x.dtype)[None, None], widths[2 - 2 * axis:][:2], mode)[0, 0].long()
-        shape = *maps.shape[:4 + axis], n, *maps.shape[5 + axis:]
-        maps = maps if len(pixel) == n else maps.new_zeros(shape).index_add(4 + axis, pixel, maps)
-    return maps.expand(len(x), -1, -1, -1, -1, -1)
+    factors = []
+    for center, n, before, after in zip(layer.centers.T, x.shape[2:], widths[-2::-2], widths[::-2]):
+        pixels = torch.arange(n, dtype=x.dtype)
+        keys = F.pad(pixels[None, None], (before, after), mode)[0, 0].long()
+        scores = gaussian_axis_scores(center, layer.spreads.square(), len(keys), before + pixels)
+        factors.append(scores.softmax(-1) @ F.one_hot(keys, n).to(x))  # adds up a pixel and its copies in the padding
+    rows, cols = factors
+    return (rows[:, :, None, :, None] * cols[:, None, :, None, :]).expand(len(x), -1, -1, -1, -1, -1)
 
 
 def layer_maps(layer: Any, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
