@@ -3,10 +3,10 @@
 Heads with a quadratic encoding are drawn as Gaussians on an unbounded plane; near a border the remaining pixels share
 the attention. For other heads the map itself is drawn, as the fewest pixels that hold half of the attention.
 """
-import itertools
+import cmath
 import math
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Collection, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -25,38 +25,24 @@ GAUSSIAN = (
     'numbered dot: centre of a head, hollow if beyond the edge; solid: 50 % of its Gaussian, dotted: 90 %; hollow grey '
     'dot: a head that attends to all pixels nearly alike')
 KEY = 'cross: the query; grey: the grid around it'
-Point = Tuple[float, float]  # column and row, or two lengths in points
+Point = Tuple[float, float]  # column and row
 CONTOURS = ((0.5, '-'), (0.9, ':'))  # share of attention, line style
 EVERYWHERE = 0.4  # share of pixels that hold half of the attention; 0.5 for uniform attention
 FINE = 8  # steps to a pixel along the line around a region
 MARGIN = 1.25  # pixels around the grid, for centres outside
 
 
-def mass_ellipse(covariance: torch.Tensor, mass: float) -> Tuple[float, float, float]:
-    """Ellipse around the centre of a Gaussian that holds a share of it: 1 - exp(-r^2 / 2) within r standard deviations.
-
-    Returns the long and the short half-axis, and the angle from the column axis to the long one in degrees.
-    """
-    variances, axes = torch.linalg.eigh(covariance.cpu().double())
-    short, long = (math.sqrt(-2 * math.log1p(-mass)) * variances.clamp(min=0.).sqrt()).tolist()
-    return long, short, math.degrees(math.atan2(axes[0, 1], axes[1, 1]))
-
-
 def half(attention: torch.Tensor) -> torch.Tensor:
-    """The fewest pixels that hold half of a map, and those that tie, as a mask, shape (H, W)."""
+    """1 on the fewest pixels that hold half of a map, and on those that tie, else 0, shape (H, W)."""
     attention = attention.cpu().double()
     values = attention.flatten().sort(descending=True).values
-    return attention >= values[(values.cumsum(0) < values.sum() / 2).sum()]
-
-
-def everywhere(attention: torch.Tensor) -> bool:
-    return float(half(attention).double().mean()) > EVERYWHERE
+    return (attention >= values[(values.cumsum(0) < values.sum() / 2).sum()]).double()
 
 
 def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, query: Grid) -> torch.Tensor:
     rows, cols = (torch.arange(n) - q for n, q in zip(grid, query))
-    away = torch.cartesian_prod(rows, cols).double() - center.cpu()
-    scores = -(away @ covariance.cpu().double().inverse() * away).sum(-1) / 2
+    away = torch.cartesian_prod(rows, cols) - center
+    scores = -(away @ covariance.inverse() * away).sum(-1) / 2
     return scores.softmax(-1).view(grid)
 
 
@@ -78,30 +64,28 @@ def training_blobs(model: nn.Module, run: Union[str, Path]) -> Tuple[Dict[float,
     if path is None:
         raise ValueError(f'run={str(run)!r}: needs a net with a shipped history, or a folder with {HISTORY}')
     history = read_history(path)
-    rows = {row['epochs']: row['heads'] for row in history['rows'] if row['heads']}
+    rows = [row for row in history['rows'] if row['heads']]
     if not rows or not history['grid']:
         raise ValueError(f'{path}: has no positions of heads: the attention of {history["model"]} depends on the image')
     grid, name = (history['grid'][0], history['grid'][1]), history['model'].partition('.')[0]
     own = getattr(model, 'pretrained_cfg', {}).get('architecture', name)
     heads = [len(layer.centers) for layer in position_blobs(model, grid) or ()]
+    if own != name or any([len(layer) for layer in row['heads']] != heads for row in rows):
+        raise ValueError(f'{path}: belongs to the net {name}, not to {own}')
     blobs, last = {}, len(rows) - 1
-    chosen = {0, last, *(min(last, round(last ** (k / 4))) for k in range(4))}
-    for epochs in [epochs for i, epochs in enumerate(sorted(rows)) if i in chosen]:
-        if own != name or [len(layer) for layer in rows[epochs]] != heads:
-            raise ValueError(f'{path}: belongs to the net {name}, not to {own}')
-        layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[epochs]]
-        blobs[epochs] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
+    for number in sorted({0, last, *(min(last, round(last ** (k / 4))) for k in range(4))}):
+        layers = [torch.tensor(layer, dtype=torch.double) for layer in rows[number]['heads']]
+        blobs[rows[number]['epochs']] = [Blobs(x[:, :2], x[:, [2, 4, 4, 3]].view(-1, 2, 2)) for x in layers]
     return blobs, grid
 
 
 def draw_grid(ax: Axes, grid: Grid, query: Grid, margin: float) -> Rectangle:
-    border = Rectangle(
-        (-query[1] - 0.5, -query[0] - 0.5), grid[1], grid[0], facecolor='0.965', edgecolor='0.6', linewidth=0.5,
-        zorder=-2)
+    left, top = -query[1] - 0.5, -query[0] - 0.5
+    border = Rectangle((left, top), grid[1], grid[0], facecolor='0.965', edgecolor='0.6', linewidth=0.5, zorder=-2)
     ax.add_patch(border)
     ax.plot(0, 0, marker='+', color='black', markersize=6, markeredgewidth=0.8, linestyle='', zorder=4)
-    ax.set(aspect='equal', xlim=(-query[1] - 0.5 - margin, grid[1] - query[1] - 0.5 + margin),
-           ylim=(grid[0] - query[0] - 0.5 + margin, -query[0] - 0.5 - margin))  # rows run downwards
+    ax.set(aspect='equal', xlim=(left - margin, left + grid[1] + margin),
+           ylim=(top + grid[0] + margin, top - margin))  # rows run downwards
     for axis, q, n in ((ax.yaxis, query[0], grid[0]), (ax.xaxis, query[1], grid[1])):
         axis.set_ticks([t for t in range(-q, n - q) if t % max(1, n // 4) == 0])
     ax.spines[:].set_visible(False)
@@ -114,16 +98,14 @@ def to_edge(ax: Axes, col: float, row: float) -> Point:
     return min(max(col, left), right), min(max(row, top), bottom)
 
 
-def label_offset(dot: Point, dots: Sequence[Point], labels: Sequence[Point], size: float) -> Point:
-    """Offset of a number from its dot, in points: the first place of three rings that is free, else the freest one."""
-    places = itertools.product((0.9, 1.7, 2.5), (math.pi / 8 + turn * math.pi / 4 for turn in range(8)))
-    offsets = [(far * size * math.cos(angle), far * size * math.sin(angle)) for far, angle in places]
+def label_place(dot: complex, dots: Collection[complex], labels: Sequence[complex], size: float) -> complex:
+    """Place of the number of a dot, in points: the first on three rings that is free, else the freest one."""
+    def room(place: complex) -> float:
+        return min([1., *(abs(place - label) / size for label in labels),
+                    *(abs(place - other) / (0.75 * size) for other in dots)])
 
-    def room(offset: Point) -> float:
-        place = dot[0] + offset[0], dot[1] + offset[1]
-        return min([1., *(math.dist(place, label) / size for label in labels),
-                    *(math.dist(place, other) / (0.75 * size) for other in dots)])
-    return max(offsets, key=room)
+    angles = [math.pi / 8 + turn * math.pi / 4 for turn in range(8)]
+    return max([dot + cmath.rect(far * size, angle) for far in (0.9, 1.7, 2.5) for angle in angles], key=room)
 
 
 def draw_dots(ax: Axes, border: Rectangle, points: Sequence[Point], wide: Sequence[int], size: float = 5) -> None:
@@ -132,16 +114,17 @@ def draw_dots(ax: Axes, border: Rectangle, points: Sequence[Point], wide: Sequen
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     scale = min(box.width / (right - left), box.height / (bottom - top)) * 72 / ax.figure.dpi  # points to a pixel
     shown = {head: to_edge(ax, *point) for head, point in enumerate(points) if head not in wide}
-    dots = {head: (x * scale, -y * scale) for head, (x, y) in shown.items()}
-    labels: List[Point] = []
+    dots = {head: complex(x, -y) * scale for head, (x, y) in shown.items()}
+    labels: List[complex] = []
     for head, (x, y) in shown.items():
-        offset = label_offset(dots[head], list(dots.values()), labels, size)
-        labels.append((dots[head][0] + offset[0], dots[head][1] + offset[1]))
+        labels.append(label_place(dots[head], dots.values(), labels, size))
+        offset = labels[-1] - dots[head]
         color, marker = head_style(head)
         ax.plot(x, y, color=color, marker=marker, markersize=size / 2, clip_on=False, zorder=3,
                 fillstyle='full' if (x, y) == points[head] else 'none')
-        ax.annotate(str(head), (x, y), offset, textcoords='offset points', color=color, fontsize=size, weight='bold',
-                    ha='center', va='center', zorder=4, path_effects=HALO).set_in_layout(False)
+        ax.annotate(
+            str(head), (x, y), (offset.real, offset.imag), textcoords='offset points', color=color, fontsize=size,
+            weight='bold', ha='center', va='center', zorder=4, path_effects=HALO).set_in_layout(False)
     if wide:
         corner = border.get_x(), border.get_y() + border.get_height()
         ax.annotate(f'everywhere: {", ".join(map(str, wide))}', corner, (0, -1.5), textcoords='offset points', va='top',
@@ -154,16 +137,19 @@ def draw_blobs(ax: Axes, blobs: Blobs, grid: Grid, size: float = 5) -> None:
     border = draw_grid(ax, grid, query, MARGIN)
     wide, points = [], [(col, row) for row, col in blobs.centers.tolist()]
     for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances)):
-        if everywhere(gaussian_map(center, covariance, grid, query)):
+        if half(gaussian_map(center, covariance, grid, query)).mean() > EVERYWHERE:
             wide.append(head)
             ax.plot(*to_edge(ax, *points[head]), color='0.6', marker='o', fillstyle='none', markersize=size / 2,
                     clip_on=False)
             continue
-        for mass, line in CONTOURS:
-            long, short, angle = mass_ellipse(covariance, mass)
+        variances, axes = torch.linalg.eigh(covariance)
+        short, long = variances.clamp(min=0.).sqrt().tolist()
+        angle = math.degrees(math.atan2(axes[0, 1], axes[1, 1]))  # from the column axis to the long one
+        for share, line in CONTOURS:
+            diameter = 2 * math.sqrt(-2 * math.log1p(-share))  # in standard deviations
             ax.add_patch(ellipse := Ellipse(
-                points[head], 2 * long, 2 * short, angle=angle, fill=False, edgecolor=head_style(head)[0],
-                linestyle=line, linewidth=0.8))
+                points[head], diameter * long, diameter * short, angle=angle, fill=False,
+                edgecolor=head_style(head)[0], linestyle=line, linewidth=0.8))
             ellipse.set_clip_path(border)
     draw_dots(ax, border, points, wide, size)
 
@@ -175,10 +161,11 @@ def draw_regions(ax: Axes, attention: torch.Tensor, query: Grid) -> None:
     for head, image in enumerate(attention):
         row, col = divmod(int(image.argmax()), image.shape[1])
         points.append((col - query[1], row - query[0]))
-        if everywhere(image):
+        region = half(image)
+        if region.mean() > EVERYWHERE:
             wide.append(head)
             continue
-        region = torch.nn.functional.pad(half(image).double(), (1, 1, 1, 1))
+        region = torch.nn.functional.pad(region, (1, 1, 1, 1))
         size = [FINE * (n - 1) + 1 for n in region.shape]  # in steps of a fraction of a pixel, for a smooth line
         smooth = torch.nn.functional.interpolate(region[None, None], size, mode='bicubic', align_corners=True)[0, 0]
         rows, cols = (torch.arange(n) / FINE - 1 - q for n, q in zip(size, query))
