@@ -2,7 +2,7 @@
 import csv
 import re
 from pathlib import Path
-from typing import Dict, List, Mapping, Sequence, Union
+from typing import Any, Dict, List, Mapping, Sequence, Union
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -36,16 +36,13 @@ def read_curve(run: Union[str, Path]) -> Curve:
     Raises:
         ValueError: If there is no such file, or no accuracy in it.
     """
-    history, path = Path(run) if Path(run).is_file() else find_history(run), Path(run, 'summary.csv')
+    history = Path(run) if Path(run).is_file() else find_history(run)
+    path = history or Path(run, 'summary.csv')
     values: Curve = {key: {} for key in PANELS}
-    if history is not None:
-        path, rows = history, read_history(history)['rows']
-    elif path.is_file():
-        with path.open(newline='') as file:
-            rows = list(csv.DictReader(file))
-    else:
+    if not path.is_file():
         raise ValueError(f"run={str(run)!r}: needs a net with a shipped history, or a folder with {HISTORY} or the "
                          "summary.csv of timm's train script")
+    rows: Any = read_history(history)['rows'] if history else csv.DictReader(path.read_text().splitlines())
     try:
         for row in rows:
             for key, numbers in values.items():
@@ -68,13 +65,13 @@ def read_curves(runs: Sequence[Union[str, Path]]) -> Dict[str, List[Curve]]:
     curves: Dict[str, List[Curve]] = {}
     for name, run in zip(names if len(set(names)) == len(names) else map(str, runs), runs):
         curve = read_curve(run)
-        others = curves.setdefault(re.sub(rf'(\.\d+)?(\.{HISTORY})?$', '', name), [])
-        for key in PANELS if others else ():
-            if list(curve[key]) != list(others[0][key]):
+        group = curves.setdefault(re.sub(rf'(\.\d+)?(\.{HISTORY})?$', '', name), [])
+        group.append(curve)
+        for key in PANELS:
+            if list(curve[key]) != list(group[0][key]):
                 raise ValueError(
                     f'{run}: has {key} after epochs {list(curve[key])}, but the first run of the same name has it '
-                    f'after epochs {list(others[0][key])}')
-        others.append(curve)
+                    f'after epochs {list(group[0][key])}')
     return curves
 
 
@@ -86,14 +83,14 @@ def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
         curves: From :func:`read_curves`.
     """
     last = {name: [list(run['eval_top1'].values())[-1] for run in runs] for name, runs in curves.items()}
-    names = sorted(curves, key=lambda name: -np.mean(last[name]))
+    last = dict(sorted(last.items(), key=lambda item: -np.mean(item[1])))
     small = 'legend: accuracy after the last epoch'
     if any(len(runs) > 1 for runs in curves.values()):
         small = f'line: mean of the runs of a net; band: lowest to highest; {small}'
     figure = titled_figure(2.3 + 0.12 * len(curves), 'Learning curves', small)
     measured = [key for key in PANELS if any(run[key] for runs in curves.values() for run in runs)]
     for ax, key in zip(figure.subplots(1, len(measured), squeeze=False)[0], measured):
-        for number, name in enumerate(names):
+        for number, name in enumerate(last):
             epochs = list(curves[name][0][key])
             values = np.array([list(run[key].values()) for run in curves[name]])
             color = head_style(2 * number)[0]  # neighbouring colours are alike
@@ -107,8 +104,7 @@ def figure_accuracy(curves: Mapping[str, Sequence[Curve]]) -> Figure:
         ax.grid(axis='y', color='0.9', linewidth=0.5)
         ax.spines[['top', 'right']].set_visible(False)
     labels = []
-    for name in names:
-        top1 = last[name]
+    for name, top1 in last.items():
         spread = f' ({min(top1):.1f} to {max(top1):.1f}, {len(top1)} runs)' if len(top1) > 1 else ''
         labels.append(f'{name}: {np.mean(top1):.1f} %{spread}')
     figure.legend(figure.axes[0].lines, labels, loc='outside lower center')
