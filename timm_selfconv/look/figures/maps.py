@@ -20,7 +20,6 @@ from .style import HALO, MAP_COLORS, TEXT_WIDTH, head_style, styled, titled_figu
 
 __all__ = ['figure_average', 'figure_footprints', 'figure_query', 'queries_of']
 
-SCALE = 'above each panel: its head, its largest value'
 Grid = Tuple[int, int]
 RED = '#b2182b'  # of maps over a picture; more attention is more opaque
 HEAD_LINE, LETTER = 0.12, 0.055  # inches: line above a panel, and a letter of a row's name
@@ -40,10 +39,6 @@ def queries_of(maps: Sequence[torch.Tensor], query: Optional[Grid]) -> List[Grid
 def cut_out(attention: torch.Tensor, query: Grid, window: int) -> torch.Tensor:
     padded = torch.nn.functional.pad(attention, (window // 2,) * 4, value=torch.nan)
     return padded[..., query[0]:query[0] + window, query[1]:query[1] + window]
-
-
-def by_locality(maps: torch.Tensor, query: Grid) -> List[int]:
-    return mean_distance(maps)[:, query[0], query[1]].argsort(stable=True).tolist()
 
 
 def draw_image(ax: Axes, image: Any, extent: Sequence[float], **kwargs: Any) -> None:
@@ -143,7 +138,8 @@ def draw_maps(
         label += f'; the largest {100 * (1 - COVERED):.0f} % share its end'
     figure = draw_rows(
         rows, [f'layer {number}' for number in range(len(rows))], ScalarMappable(norm, cmap.with_extremes(bad='0.8')),
-        label, title, f'{small}{SCALE}', net, orders or [range(len(row)) for row in rows], over=over, **kwargs)
+        label, title, f'{small}above each panel: its head, its largest value', net,
+        orders or [range(len(row)) for row in rows], over=over, **kwargs)
     figure.axes[-1].set_xticks(ticks := [part * top_value for part in (0., 1 / 16, 1 / 4, 9 / 16, 1.)],
                                [f'{tick:.2g}' for tick in ticks])
     return figure
@@ -182,7 +178,7 @@ def figure_query(
             raise ValueError(f'window={window!r}: needs an odd number of pixels')
         small = f'{window} x {window} pixels around it, the most local head first; {small}'
         rows = [cut_out(attention, own, window) for attention, own in zip(rows, queries)]
-        orders = [by_locality(layer, own) for layer, own in zip(maps, queries)]
+        orders = [mean_distance(m)[:, i, j].argsort(stable=True).tolist() for m, (i, j) in zip(maps, queries)]
         marks = [(window // 2, window // 2)] * len(rows)
     return draw_maps(rows, title, small, net, orders=orders, marks=marks, picture=picture, over=over)
 
