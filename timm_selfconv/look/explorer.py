@@ -68,14 +68,13 @@ def pack(x: torch.Tensor) -> str:
     return base64.b64encode(zlib.compress(array.astype(array.dtype.newbyteorder('<')).tobytes())).decode()
 
 
-def pack_maps(maps: torch.Tensor, **more: Any) -> Dict[str, Any]:
+def pack_maps(maps: torch.Tensor) -> Dict[str, Any]:
     """Pack maps of a layer, shape (B, heads, queries, H, W), as bytes, a text for each picture."""
     if not maps.isfinite().all():
         raise ValueError('model: its attention maps are not finite (NaN)')
     shape, peaks = maps.shape[-2:], maps.amax((-2, -1), keepdim=True)
     levels = LEVELS * (maps / peaks.clamp(min=torch.finfo(maps.dtype).tiny)).sqrt()
-    packed = dict(heads=maps.shape[1], queries=shape, shape=shape, parts=list(map(pack, levels.round().byte())))
-    return dict(packed, **more)
+    return dict(heads=maps.shape[1], queries=shape, shape=shape, parts=list(map(pack, levels.round().byte())))
 
 
 def fixed_offsets(maps: torch.Tensor) -> List[Tuple[int, int, float]]:
@@ -103,24 +102,24 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
     """Packed attention of each layer, for a batch of images, or for the first if all have the same."""
     content, own = looks_at_content(model), all(isinstance(m, SelfAttention2d) for m in attention_layers(model))
 
-    def tables(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> Dict[str, Any]:
+    def tables(layer: SelfAttention2d, x: torch.Tensor, *_: Any) -> Dict[str, Any]:
         grid = x.shape[1:3]
         tables = copy.deepcopy(layer.encoding).cpu().offset_tables(*grid)  # float64, which some devices lack
         shifts = fixed_offsets(layer.attention_probs(x).float()) if grid.numel() <= LARGEST else []
         return dict(heads=layer.num_heads, queries=grid, shape=grid, tables=list(map(pack, tables)), shifts=shifts)
 
-    def entries(layer: SelfAttention2d, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> int:
+    def entries(layer: SelfAttention2d, x: torch.Tensor, *_: Any) -> int:
         return layer.num_heads * x.shape[1:3].numel() ** 2
 
     if own and not content:
         packed = look_into(model, SelfAttention2d, batch[:1], tables)
     else:
         batch = batch if content else batch[:1]
-        first = None if own else attention_maps(model, batch[:1])
-        sizes = look_into(model, SelfAttention2d, batch[:1], entries) if first is None else [m.numel() for m in first]
+        first = [] if own else attention_maps(model, batch[:1])
+        sizes = look_into(model, SelfAttention2d, batch[:1], entries) if own else [m.numel() for m in first]
         check_entries(len(batch) * sum(sizes))  # before maps of all pictures take memory
-        maps = first if first is not None and len(batch) == 1 else attention_maps(model, batch)
-        packed = [pack_maps(m.flatten(2, 3), shifts=fixed_offsets(m)) for m in maps]
+        maps = first if first and len(batch) == 1 else attention_maps(model, batch)
+        packed = [dict(pack_maps(m.flatten(2, 3)), shifts=fixed_offsets(m)) for m in maps]
     names = [name.capitalize() for name in layer_names(model, len(packed))]
     packed = [dict(layer, name=name) for layer, name in zip(packed, names)]
     if has_class_token(model):
@@ -128,7 +127,7 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
         if len(token) < len(names):
             names = [f'Class layer {i}' for i in range(len(token))]
         packed += [
-            pack_maps(m[:, :, None], queries=(1, 1), name=f'{name}, class token', token=True)
+            dict(pack_maps(m[:, :, None]), queries=(1, 1), name=f'{name}, class token', token=True)
             for m, name in zip(token, names)]
     return dict(content=content, layers=packed)
 
@@ -163,8 +162,7 @@ def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Opt
     rows = history['rows']
     if any(row['heads'] is None for row in rows):
         return None
-    counts = [[len(layer) for layer in row['heads']] for row in rows]
-    if history['grid'] != list(grid) or any(count != list(heads) for count in counts):
+    if history['grid'] != list(grid) or any([len(layer) for layer in row['heads']] != list(heads) for row in rows):
         raise ValueError(f'{run}: needs the history of a net with {list(heads)} heads on a grid of {list(grid)}')
 
     def numbers(name: str) -> List[Optional[float]]:
