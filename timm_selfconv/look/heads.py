@@ -90,17 +90,17 @@ def report_layer(
     theory.interior(maps[0, 0, 0, ..., 0, 0], kernel_size)  # raises if the kernel does not fit
     offsets: List[Tap] = [(i, j) for i, j in theory.tap_offsets(kernel_size).tolist()]
     on_taps = theory.interior(theory.at_taps(maps, kernel_size), kernel_size)  # (B, windows, heads, taps, H, W)
-    acting = (on_taps > 0.5).all(-1).all(-1).all(0).all(0).any(-1).tolist()
+    acting = (on_taps.amin((0, 1, -2, -1)) > 0.5).any(-1).tolist()
     on_tap, nearest = (t.tolist() for t in on_taps.mean((0, 1, -2, -1)).max(-1))
-    rows, cols = (mean(c) for c in theory.center_of_mass(maps).unbind(-1))
+    centers = zip(*(mean(c) for c in theory.center_of_mass(maps).unbind(-1)))
     nothing = [None] * len(acting)
     consistency = nothing if by_position else theory.translation_consistency(maps).mean((0, 1)).tolist()
     constancy = nothing if by_position or len(maps) == 1 else mean(theory.overlap(maps, 0)[None])
-    left_right, up_down = (theory.mirror_symmetry(maps, dim).mean((0, 1)).tolist() for dim in (-1, -2))
+    symmetries = zip(*(theory.mirror_symmetry(maps, dim).mean((0, 1)).tolist() for dim in (-1, -2)))
     heads = [HeadReport(*statistics) for statistics in zip(
-        range(len(acting)), zip(rows, cols), mean(theory.spread(maps)), mean(theory.mean_distance(maps)),
-        mean(theory.entropy(maps)), mean(maps.amax((-2, -1))), consistency, constancy,
-        zip(left_right, up_down), [offsets[tap] for tap in nearest], on_tap, acting, gates or nothing)]
+        range(len(acting)), centers, mean(theory.spread(maps)), mean(theory.mean_distance(maps)),
+        mean(theory.entropy(maps)), mean(maps.amax((-2, -1))), consistency, constancy, symmetries,
+        [offsets[tap] for tap in nearest], on_tap, acting, gates or nothing)]
     residual = theory.conv_residual(maps, kernel_size)
     taps = sorted({h.nearest_tap for h in heads if h.acts_as_tap})
     overlap = None if len(acting) == 1 else float(theory.interior(theory.overlap(maps), kernel_size).mean())
