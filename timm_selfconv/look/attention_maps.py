@@ -74,17 +74,12 @@ def layer_names(model: nn.Module, layers: int) -> List[str]:
 
     For convolutions converted to attention these are module names, unless one runs twice.
     """
-    blocks = [m for m in model.modules() if isinstance(m, SanAttention2d)]
-    if not blocks:
-        convs = [name for name, m in model.named_modules() if isinstance(m, ConvAttention) and name]
-        return convs if len(convs) == layers else [f'layer {i}' for i in range(layers)]
-    if layers == len(blocks):
-        return [f'bottleneck {i}' for i in range(layers)]
-    return [f'pass {i // len(blocks)}, block {i % len(blocks)}' for i in range(layers)]
-
-
-def own_maps(model: nn.Module) -> bool:
-    return all(isinstance(layer, OWN_MAPS) for layer in attention_layers(model))
+    blocks = sum(isinstance(m, SanAttention2d) for m in model.modules())
+    if blocks:
+        name = 'bottleneck {0}' if layers == blocks else 'pass {1}, block {2}'
+        return [name.format(i, *divmod(i, blocks)) for i in range(layers)]
+    convs = [name for name, m in model.named_modules() if isinstance(m, ConvAttention) and name]
+    return convs if len(convs) == layers else [f'layer {i}' for i in range(layers)]
 
 
 def conv_maps(layer: ConvAttention, x: torch.Tensor) -> torch.Tensor:
@@ -108,16 +103,23 @@ def layer_maps(layer: Any, x: torch.Tensor, key: Optional[torch.Tensor] = None) 
     return maps.to(at_least_float32(x).dtype).to(x.device)
 
 
+def look_at_maps(
+        model: nn.Module, images: torch.Tensor, own: Callable[[torch.Tensor], T], other: Callable[[LayerProbs], T],
+) -> List[T]:
+    if isinstance(attention_layers(model)[0], OWN_MAPS):
+        return look_into(model, OWN_MAPS, images, lambda layer, *args: own(layer_maps(layer, *args)))
+    return read_probs(model, images, other)
+
+
 def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
     """Attention probabilities of every layer, in eval mode.
 
-    The result does not depend on the kernel that the net uses (row and column factors, fused, or explicit). The net
-    is not changed, so other threads may run or train it at the same time.
+    The kernel that the net uses does not change the result. The net is not changed, so other threads may run or
+    train it.
 
-    For transformers the maps cover patches only: prefix tokens (class token, registers) are left out, and the rest is
-    scaled to sum to 1. Windowed attention (Swin) has each window at its place, shifted ones too, and 0 elsewhere:
-    3 heads on 56 x 56 patches take 118 MB per image. For convolutions converted to attention the maps leave out zero
-    padding and have a query at every pixel, although a strided layer uses only some of these.
+    Maps of transformers leave out prefix tokens (class token, registers). Windowed attention (Swin) has each window at
+    its place and 0 elsewhere: 3 heads on 56 x 56 patches take 118 MB per image. Maps of convolutions converted to
+    attention leave out zero padding. They have a query at every pixel, although a strided layer uses only some.
 
     Args:
         model: Net with :class:`SelfAttention2d` or :class:`ConvAttention` layers, or a transformer: the zoo's
@@ -131,15 +133,11 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
     Raises:
         ValueError: If the net has no such layers, or has others too.
     """
-    if own_maps(model):
-        return look_into(model, OWN_MAPS, images, layer_maps)
-    return read_probs(model, images, LayerProbs.maps)
+    return look_at_maps(model, images, lambda maps: maps, LayerProbs.maps)
 
 
 def look_at_windows(model: nn.Module, images: torch.Tensor, look: Callable[[torch.Tensor], T]) -> List[T]:
-    if own_maps(model):
-        return look_into(model, OWN_MAPS, images, lambda layer, *args: look(layer_maps(layer, *args)[:, None]))
-    return read_probs(model, images, lambda probs: look(probs.window_maps()))
+    return look_at_maps(model, images, lambda maps: look(maps[:, None]), lambda probs: look(probs.window_maps()))
 
 
 def class_attention(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
