@@ -24,9 +24,9 @@ SHIFTS = {
 
 def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
     """Draw the taps and the wide heads of a layer up to ``reach`` pixels from the query."""
-    lines = [x + 0.5 for x in range(-reach - 1, reach + 1)]
-    ax.hlines(lines, -reach - 0.5, reach + 0.5, color='0.9', linewidth=0.3, zorder=-2)
-    ax.vlines(lines, -reach - 0.5, reach + 0.5, color='0.9', linewidth=0.3, zorder=-2)
+    edge, lines = reach + 0.5, [x + 0.5 for x in range(-reach - 1, reach + 1)]
+    for draw in (ax.hlines, ax.vlines):
+        draw(lines, -edge, edge, color='0.9', linewidth=0.3, zorder=-2)
     ax.add_patch(Rectangle((-1.5, -1.5), 3, 3, fill=False, linewidth=0.6, zorder=2))
     ax.plot(0, 0, marker='+', color='black', markersize=4, markeredgewidth=0.6, zorder=3)
     kernel = layer.kernel
@@ -43,12 +43,12 @@ def draw_kernel(ax: Axes, layer: LayerReport, reach: int) -> None:
         ax.text(
             col, row, ','.join(map(str, heads)), ha='center', va='center', fontsize=4, color=head_style(heads[0])[0],
             weight='bold', path_effects=HALO, zorder=4).set_in_layout(False)
-    ax.set(xlim=(-reach - 0.5, reach + 0.5), ylim=(reach + 0.5, -reach - 0.5), aspect='equal')
+    ax.set(xlim=(-edge, edge), ylim=(edge, -edge), aspect='equal')
     ax.set_title(f'layer {layer.layer}: {len(kernel.fixed)} of {len(layer.heads)} heads, '
                  f'{len(kernel.taps)} offset{"" if len(kernel.taps) == 1 else "s"}')
+    ax.tick_params(length=0)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_tick_params(length=0)
 
 
 @styled
