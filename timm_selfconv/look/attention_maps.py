@@ -117,9 +117,10 @@ def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]
     The kernel that the net uses does not change the result. The net is not changed, so other threads may run or
     train it.
 
-    Maps of transformers leave out prefix tokens (class token, registers). Windowed attention (Swin) has each window at
-    its place and 0 elsewhere: 3 heads on 56 x 56 patches take 118 MB per image. Maps of convolutions converted to
-    attention leave out zero padding. They have a query at every pixel, although a strided layer uses only some.
+    Maps of transformers leave out prefix tokens (class token, registers); the rest is scaled to sum to 1. Windowed
+    attention (Swin) has each window at its place and 0 elsewhere: 3 heads on 56 x 56 patches take 118 MB per image.
+    Maps of converted convolutions leave out zero padding. They have a query at every pixel, although a strided layer
+    uses only some.
 
     Args:
         model: Net with :class:`SelfAttention2d` or :class:`ConvAttention` layers, or a transformer: the zoo's
