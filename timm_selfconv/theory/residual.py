@@ -43,6 +43,13 @@ def grid_size(maps: torch.Tensor) -> Tuple[int, int]:
     return maps.shape[-2], maps.shape[-1]
 
 
+def check_kernel_size(kernel_size: KernelSize) -> Tuple[int, int]:
+    size = to_2tuple(kernel_size)
+    if len(size) != 2 or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in size):
+        raise ValueError(f'kernel_size={kernel_size!r}: needs a positive integer, or two: rows and columns')
+    return size
+
+
 def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
     """Offsets ``key - query`` of a kernel's taps, in the order of its weights, for torch's 'same' padding.
 
@@ -55,10 +62,7 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
     Raises:
         ValueError: If the kernel size is invalid.
     """
-    size = to_2tuple(kernel_size)
-    if len(size) != 2 or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in size):
-        raise ValueError(f'kernel_size={kernel_size!r}: needs a positive integer, or two: rows and columns')
-    return tap_centers(size, (1, 1))
+    return tap_centers(check_kernel_size(kernel_size), (1, 1))
 
 
 def near_taps(maps: torch.Tensor, kernel: Kernel) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -95,13 +99,10 @@ def interior(values: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
     Raises:
         ValueError: If there are none.
     """
-    height, width = values.shape[-2:]
-    if isinstance(kernel_size, int) and kernel_size > max(height, width):  # before its taps fill the memory
+    (rows, cols), (height, width) = check_kernel_size(kernel_size), values.shape[-2:]
+    if rows > height or cols > width:
         raise ValueError(f'kernel_size={kernel_size!r}: needs a kernel that fits in a grid of {height} x {width}')
-    (top, left), (bottom, right) = (-tap_offsets(kernel_size)[0]).tolist(), tap_offsets(kernel_size)[-1].tolist()
-    if height <= top + bottom or width <= left + right:
-        raise ValueError(f'kernel_size={kernel_size!r}: needs a kernel that fits in a grid of {height} x {width}')
-    return values[..., top:height - bottom, left:width - right]
+    return values.narrow(-2, (rows - 1) // 2, height - rows + 1).narrow(-1, (cols - 1) // 2, width - cols + 1)
 
 
 def span_basis(vectors: torch.Tensor, rtol: float) -> torch.Tensor:
@@ -131,7 +132,6 @@ def conv_residual(maps: torch.Tensor, kernel: Kernel) -> ConvResidual:
     height, width = grid_size(maps)
     if maps.dim() < 5:
         raise ValueError(f'maps of shape {list(maps.shape)}: needs an axis of heads before the queries')
-    by_size = not isinstance(kernel, torch.Tensor)
     if not isinstance(kernel, torch.Tensor):
         interior(maps[..., 0, 0], kernel)  # refuses a kernel that does not fit before its taps are made
     rtol = max(height * width, maps.shape[-5]) * torch.finfo(maps.dtype).eps
@@ -141,15 +141,15 @@ def conv_residual(maps: torch.Tensor, kernel: Kernel) -> ConvResidual:
     explained, on_grid = near_taps(projections, kernel)
     if not on_grid.flatten(0, 1).any(0).all():
         raise ValueError(f'kernel={kernel}: needs offsets that fall on a grid of {height} x {width}')
-    counts = on_grid.all(-1, keepdim=True).expand_as(on_grid) if by_size else on_grid
+    counts = on_grid if isinstance(kernel, torch.Tensor) else on_grid.all(-1, keepdim=True).expand_as(on_grid)
     per_query = (1 - (explained * on_grid).sum(-1) / on_grid.sum(-1)).clamp(min=0.)
     layer = (1 - explained[..., counts]).clamp(min=0.).mean()
 
     # shared: the maps of the queries that count are one long vector per head, the unit vectors of a tap another
-    shared = torch.zeros(0)
+    shared = []
     for mask in counts.flatten(0, 1).T.unique(dim=0).view(-1, height, width):
         basis = span_basis((vectors * mask[..., None, None]).flatten(0, -2), rtol).T.view(-1, *projections.shape)
         taps = (counts == mask[..., None]).flatten(0, 1).all(0)
         components = near_taps(basis, kernel)[0][..., taps][..., mask, :].flatten(1, -2)  # (basis, queries, taps)
-        shared = torch.cat([shared.to(basis), 1 - components.sum(1).square().sum(0) / components.shape[1]])
-    return ConvResidual(per_query, float(layer), float(shared.mean().clamp(min=0.)))
+        shared.append(1 - components.sum(1).square().sum(0) / components.shape[1])
+    return ConvResidual(per_query, float(layer), float(torch.cat(shared).mean().clamp(min=0.)))
