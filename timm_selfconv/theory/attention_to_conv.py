@@ -15,7 +15,7 @@ from timm_selfconv.layers import ConvAttention, LearnedEncoding, SelfAttention2d
 from timm_selfconv.layers.conv_attention import CONVS, Conv, tap_centers
 from timm_selfconv.layers.parameters import check_dense
 from timm_selfconv.models import SelfAttentionNet
-from .pruning import block_attentions
+from .pruning import check_net
 
 __all__ = ['ConvNhwc', 'attention_to_conv', 'attention_to_convs', 'head_kernels']
 
@@ -171,9 +171,9 @@ def attention_to_convs(
     Raises:
         ValueError: If it is another kind of net, or has no layer that attends by position only.
     """
-    block_attentions(model)  # refuses other nets
-    check_dense(model, ('value', 'proj'))
-    convnet: Any = copy.deepcopy(model)
+    net = check_net(model)
+    check_dense(net, ('value', 'proj'))
+    convnet = copy.deepcopy(net)
     grid_size: Optional[Tuple[int, int]] = None
     if hasattr(convnet, 'pretrained_cfg'):  # made by timm, which keeps the image size there
         height, width = get_model_input_config(convnet)['input_size'][1:]

@@ -17,13 +17,13 @@ from timm.models._input import get_model_input_config
 from timm_selfconv.layers import LearnedEncoding, QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.parameters import check_dense
 from timm_selfconv.models import SelfAttentionNet
-from .pruning import block_attentions
+from .pruning import check_net
 
 __all__ = ['include']
 
 STEPS = (
-    'quadratic -> quadratic_gen', 'quadratic -> learned', 'position -> learned content + content_position',
-    'position -> position and further terms', 'heads -> more heads')
+    'quadratic -> quadratic_gen, quadratic -> learned, position -> learned content + content_position, '
+    'position -> position and further terms, heads -> more heads')
 POSITION = frozenset({'position'})
 
 
@@ -33,7 +33,7 @@ def kind(attn: SelfAttention2d) -> Tuple[str, FrozenSet[str]]:
 
 def describe(model: SelfAttentionNet) -> str:
     name = getattr(model, 'pretrained_cfg', {}).get('architecture', type(model).__name__)
-    encoding, terms = kind(block_attentions(model)[0])
+    encoding, terms = kind(model.blocks[0].attn)
     heads = model.num_heads[:1] if len(set(model.num_heads)) == 1 else model.num_heads
     return f"{name} ({encoding}: {' + '.join(sorted(terms))}; heads {', '.join(map(str, heads))})"
 
@@ -68,8 +68,8 @@ def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tens
             source.full > encoding.full):
         raise ValueError('its encoding cannot express the encoding of the model')
     spreads = source.spreads
-    if encoding.spreads.dim() > spreads.dim():
-        spreads = spreads[:, None, None] * torch.eye(2).to(spreads)
+    if encoding.full and not source.full:
+        spreads = torch.diag_embed(spreads[:, None].expand(-1, 2))
     return dict(centers=source.centers, spreads=spreads)
 
 
@@ -170,7 +170,7 @@ def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
             raise ValueError(f'needs {key}={wanted!r}, has {value!r}')
     if len(target.blocks) < len(model.blocks):
         raise ValueError('its layers share one block')
-    if len(target.blocks) > len(model.blocks) and block_attentions(model)[0].key is not None:
+    if len(target.blocks) > len(model.blocks) and model.blocks[0].attn.key is not None:
         raise ValueError('its layers do not share their keys')
     copy_module(model, target, 'stem')
     copy_module(model, target, 'head')
@@ -202,20 +202,17 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
         ValueError: If the target cannot express the model, the nets differ in something else, or a part of either is
             wrapped, parametrized or hooked.
     """
-    block_attentions(model)  # refuses other nets
-    assert isinstance(model, SelfAttentionNet)
-    check_dense(model)
+    net = check_net(model)
+    check_dense(net)
     if isinstance(target, str):
-        rich = create_target(target, model)
+        rich = create_target(target, net)
     else:
-        block_attentions(target)
-        assert isinstance(target, SelfAttentionNet)
-        check_dense(target)
-        rich = copy.deepcopy(target)
+        rich = check_net(target)
+        check_dense(rich)
+        rich = copy.deepcopy(rich)
     try:
-        fill(rich, model)
+        fill(rich, net)
     except ValueError as e:
         raise ValueError(
-            f'model={describe(model)} is not in target={describe(rich)}: {e}; '
-            f'possible steps are {", ".join(STEPS)}') from e
-    return rich.train(model.training)
+            f'model={describe(net)} is not in target={describe(rich)}: {e}; possible steps are {STEPS}') from e
+    return rich.train(net.training)

@@ -1,6 +1,6 @@
 """Pruning of degenerate heads (appendix E of the paper), and values of a lower rank."""
 import copy
-from typing import Dict, Iterable, List, Mapping, Sequence, cast
+from typing import Dict, Iterable, List, Mapping, Sequence
 
 import torch
 import torch.nn as nn
@@ -13,13 +13,10 @@ from timm_selfconv.models import SelfAttentionNet
 __all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'prune_heads', 'truncate_values']
 
 
-def block_attentions(model: nn.Module) -> List[SelfAttention2d]:
-    """The attention of each block of a net, a ValueError for other nets."""
-    blocks = list(model.blocks) if isinstance(model, SelfAttentionNet) else []
-    layers = [block.attn for block in blocks if isinstance(block.attn, SelfAttention2d)]
-    if not blocks or len(layers) < len(blocks):
+def check_net(model: nn.Module) -> SelfAttentionNet:
+    if not isinstance(model, SelfAttentionNet) or not all(isinstance(b.attn, SelfAttention2d) for b in model.blocks):
         raise ValueError(f'model={type(model).__name__}: needs a SelfAttentionNet with SelfAttention2d in every layer')
-    return layers
+    return model
 
 
 def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
@@ -35,8 +32,8 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
         ValueError: If it is another kind of net.
     """
     eigenvalues = {}
-    for layer, attn in enumerate(block_attentions(model)):
-        encoding = attn.encoding
+    for layer, block in enumerate(check_net(model).blocks):
+        encoding = block.attn.encoding
         if not isinstance(encoding, QuadraticEncoding) or not encoding.position:
             raise ValueError(
                 f'model={type(model).__name__}: heads of layer {layer} have no precision; needs the encoding quadratic '
@@ -92,21 +89,21 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
         ValueError: If a layer or head does not exist, a head is named twice, a layer would have no head left, or part
             of an attention layer is wrapped, parametrized or hooked.
     """
-    numbers = [attn.num_heads for attn in block_attentions(model)]
+    net = check_net(model)
     if not isinstance(heads, Mapping) or not all(isinstance(dropped, Iterable) for dropped in heads.values()):
         raise ValueError(f'heads={heads!r}: needs a dictionary of heads by layer')
     for layer, dropped in heads.items():
-        if layer not in range(len(numbers)):
-            raise ValueError(f'heads={dict(heads)}: there is no layer {layer}, layers are 0 to {len(numbers) - 1}')
-        if not set(dropped) < set(range(numbers[layer])) or len(set(dropped)) != len(dropped):
+        if layer not in range(len(net.blocks)):
+            raise ValueError(f'heads={dict(heads)}: there is no layer {layer}, layers are 0 to {len(net.blocks) - 1}')
+        number = net.num_heads[layer]
+        if not set(dropped) < set(range(number)) or len(set(dropped)) != len(dropped):
             raise ValueError(
-                f'heads={dict(heads)}: layer {layer} needs heads from 0 to {numbers[layer] - 1}, each once, not all')
+                f'heads={dict(heads)}: layer {layer} needs heads from 0 to {number - 1}, each once, not all')
 
-    assert isinstance(model, SelfAttentionNet)
-    check_dense(model, ATTENTION)
-    pruned = copy.deepcopy(model)
-    for layer, attn in enumerate(block_attentions(pruned)):
-        attn.keep_heads([head for head in range(attn.num_heads) if head not in heads.get(layer, ())])
+    check_dense(net, ATTENTION)
+    pruned = copy.deepcopy(net)
+    for layer, number in enumerate(net.num_heads):
+        pruned.blocks[layer].attn.keep_heads([head for head in range(number) if head not in heads.get(layer, ())])
     update_model_args(pruned, num_heads=pruned.num_heads)
     return pruned
 
@@ -128,14 +125,15 @@ def truncate_values(model: nn.Module, rank: int) -> SelfAttentionNet:
         ValueError: If the rank is not from 1 to the channels of a layer, or a value layer is wrapped, parametrized or
             hooked.
     """
-    layers = block_attentions(model)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= layers[0].dim:
-        raise ValueError(f'rank={rank!r}: needs an integer from 1 to {layers[0].dim}, the channels of a layer')
-    check_dense(model, ('value',))
-    truncated = copy.deepcopy(model)
-    for attn in block_attentions(truncated):
-        weight = attn.value.weight.unflatten(1, (attn.num_heads, attn.dim)).transpose(0, 1)  # (heads, out, in)
+    net = check_net(model)
+    dim = net.num_features
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= dim:
+        raise ValueError(f'rank={rank!r}: needs an integer from 1 to {dim}, the channels of a layer')
+    check_dense(net, ('value',))
+    truncated = copy.deepcopy(net)
+    for attn in (block.attn for block in truncated.blocks):
+        weight = attn.value.weight.unflatten(1, (attn.num_heads, dim)).transpose(0, 1)  # (heads, out, in)
         left, singular, right = torch.linalg.svd(weight.cpu().double(), full_matrices=False)
         nearest = left[..., :rank] * singular[:, None, :rank] @ right[:, :rank]
         attn.value.weight.copy_(nearest.transpose(0, 1).flatten(1))
-    return cast(SelfAttentionNet, truncated)
+    return truncated
