@@ -76,24 +76,22 @@ def as_gaussians(source: nn.Module, encoding: nn.Module) -> Dict[str, torch.Tens
 def include_scores(source: SelfAttention2d, target: SelfAttention2d) -> None:
     """Set the scores of the first heads of a target to the scores of a source."""
     (_, terms), (encoding, rich_terms) = kind(source), kind(target)
-    given, filled = ({name: t for name, t in attn.state_dict().items() if not name.startswith(('value.', 'proj.'))}
-                     for attn in (source, target))
+    given, filled = ({name.removeprefix('encoding.'): t for name, t in attn.state_dict().items()
+                      if not name.startswith(('value.', 'proj.'))} for attn in (source, target))
     if kind(source) == kind(target):
         zeros = filled.keys() - given.keys()  # biases
         if given.keys() - filled.keys():
             raise ValueError(f'it has no {min(given.keys() - filled.keys())}')
     elif terms == POSITION and 'position' in rich_terms:
         change = as_tables if encoding == 'learned' else as_gaussians
-        given = {f'encoding.{name}': t for name, t in change(source.encoding, target.encoding).items()}
+        given = change(source.encoding, target.encoding)
         zeros = {'query.weight', 'query.bias', 'key_bias'}
     elif terms == POSITION and encoding == 'learned' and 'content_position' in rich_terms:
         if 'query.bias' not in filled:
             raise ValueError('its queries have no bias to hold position scores (qk_bias=True)')
-        tables = as_tables(source.encoding, target.encoding, target.scale)
+        given = as_tables(source.encoding, target.encoding, target.scale)
         # the first half of a query is scored against the row table, the second against the column table
-        bias = torch.cat([tables['row_keys'], tables['col_keys']], dim=1).flatten()
-        given = {
-            'query.bias': bias, 'encoding.row_table': tables['row_table'], 'encoding.col_table': tables['col_table']}
+        given['query.bias'] = torch.cat([given['row_keys'], given['col_keys']], dim=1).flatten()
         zeros = {'query.weight', 'key.weight', 'key.bias'}
     else:
         raise ValueError('its attention cannot express the attention of the model')

@@ -6,7 +6,7 @@ Beyond the border a shift takes the nearest pixel.
 """
 import copy
 from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -88,14 +88,13 @@ class ShiftAttention2d(nn.Module):
         return self.proj_drop(self.proj(out))
 
 
-def position_layers(model: nn.Module) -> List[str]:
-    """Names of a net's attention layers, a ValueError if any looks at content."""
-    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, SelfAttention2d)]
-    if not layers or any(layer.terms != ('position',) for _, layer in layers):
+def position_layers(model: nn.Module) -> Dict[str, SelfAttention2d]:
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, SelfAttention2d)}
+    if not layers or any(layer.terms != ('position',) for layer in layers.values()):
         raise ValueError(
             f'model={type(model).__name__}: needs SelfAttention2d layers that attend by position only; heads that look '
             'at content are no shifts')
-    return [name for name, _ in layers]
+    return layers
 
 
 def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Module:
@@ -109,13 +108,12 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
         ValueError: If a layer looks at content, the number of layers is wrong, a head does not exist, or part of a
             layer is wrapped, parametrized or hooked.
     """
-    names = position_layers(model)
-    if len(shifts) != len(names):
-        raise ValueError(f'shifts for {len(shifts)} layers: needs them for {len(names)}')
+    layers = position_layers(model)
+    if len(shifts) != len(layers):
+        raise ValueError(f'shifts for {len(shifts)} layers: needs them for {len(layers)}')
     check_dense(model, ATTENTION)
     net = copy.deepcopy(model)
-    for name, own in zip(names, shifts):
-        layer: Any = net.get_submodule(name)
+    for (name, layer), own in zip(layers.items(), shifts):
         if own:
             net.set_submodule(name, ShiftAttention2d(layer, own))
     return net
