@@ -25,7 +25,6 @@ class Blobs:
 
 
 def gaussian(layer: Union[ConvAttention, QuadraticEncoding]) -> Blobs:
-    """Read the Gaussians of a layer or encoding with centres and precisions."""
     precisions, axes = torch.linalg.eigh(layer.precisions().detach().cpu().double())
     covariances = axes @ torch.diag_embed(1 / precisions.clamp(min=FLATTEST)) @ axes.mT
     return Blobs(layer.centers.detach().cpu().double(), covariances)
@@ -38,7 +37,7 @@ def moments(encoding: LearnedEncoding, grid: Tuple[int, int]) -> Blobs:
     centers, variances = [], []
     for table, size in ((rows, grid[0]), (cols, grid[1])):
         offsets = torch.arange(size, dtype=torch.double) - size // 2
-        probs = table[:, size - 1 - size // 2:2 * size - 1 - size // 2].softmax(-1)
+        probs = table.narrow(1, (size - 1) // 2, size).softmax(-1)
         centers.append(probs @ offsets)
         variances.append(probs @ offsets.square() - centers[-1].square())
     return Blobs(torch.stack(centers, -1), torch.diag_embed(torch.stack(variances, -1)))

@@ -91,7 +91,7 @@ def learned_kernel(
         raise ValueError(f'threshold={threshold!r}: needs a number from 0 to 1')
     if maps.dim() < 5:
         raise ValueError(f'maps of shape {list(maps.shape)}: needs an axis of heads before the queries')
-    heads = most_attended(maps.flatten(0, -6) if maps.dim() > 5 else maps[None])
+    heads = most_attended(maps[None].flatten(0, -6))
     fixed = [number for number, head in enumerate(heads) if head.least > threshold]
     own = sorted({heads[number].offset for number in fixed})
     taps = own if taps is None else taps

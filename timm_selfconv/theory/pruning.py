@@ -44,7 +44,7 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
 
 def condition_numbers(eigenvalues: torch.Tensor) -> torch.Tensor:
     """Largest over smallest of eigenvalues in ascending order, shape (heads, 2); infinite for a singular precision."""
-    return (eigenvalues[:, 1] / eigenvalues[:, 0].clamp(min=0.)).nan_to_num(nan=float('inf'), posinf=float('inf'))
+    return torch.where(eigenvalues[:, 0] > 0, eigenvalues[:, 1] / eigenvalues[:, 0], torch.inf)
 
 
 def degenerate_heads(
