@@ -116,7 +116,7 @@ def export(args: Namespace) -> None:
         saved = Path(folder, path.name)
         saving.save_weights(create_model(name, args.checkpoint), saved)
         model = create_model(name, saved)
-        result, counts, published = evaluate(model, args.data), count(model), tables.published_accuracies()
+        result, counts, published = evaluate(model, args.data), count(model), tables.ACCURACIES
         facts = {
             **{key: fact for key, fact in trained.items() if key not in saving.NET_ROWS},
             'input': ' x '.join(map(str, model.pretrained_cfg['input_size'])),

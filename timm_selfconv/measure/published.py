@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Optional
 
-__all__ = ['PAPER', 'PUBLISHED', 'REPORT', 'Published']
+__all__ = ['ACCURACIES', 'PAPER', 'PUBLISHED', 'REPORT', 'Published']
 
 PAPER = 'Cordonnier, Loukas, Jaggi, ICLR 2020 (arXiv:1911.03584)'
 REPORT = '[Re] On the Relationship between Self-Attention and Convolutional Layers, Varma T, Prabhu, 2021'
@@ -59,3 +59,5 @@ PUBLISHED = (
     REPORT_3('ViT, SA', 'resvit_cifar', 0.843, '37.4M', '-', 7.094),
     REPORT_3('ViT, HA', 'resvit_hier_cifar', 0.877, '6.53M', '-', 6.302),
 )
+# published accuracy by source and net; the first table of a source counts
+ACCURACIES = {(row.source, row.name): row.accuracy for row in reversed(PUBLISHED)}

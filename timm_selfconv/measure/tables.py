@@ -5,7 +5,7 @@ import re
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import tabulate
 import timm
@@ -15,7 +15,7 @@ from timm_selfconv.files import replace_file
 from timm_selfconv.models import zoo_names
 from timm_selfconv.weights import LICENSE, card_facts, checksums, measured_accuracy
 from .counting import count
-from .published import PAPER, PUBLISHED, REPORT
+from .published import ACCURACIES, PAPER, PUBLISHED, REPORT
 
 __all__ = ['format_tables', 'format_zoo', 'paper_tables', 'zoo_rows']
 
@@ -49,16 +49,10 @@ def paper_tables() -> List[Dict[str, Any]]:
     return [{**asdict(row), 'measured': measure(row.name)} for row in PUBLISHED]
 
 
-def published_accuracies() -> Dict[Tuple[str, str], float]:
-    """Published accuracy by source and net. The first table of a source counts."""
-    return {(row.source, row.name): row.accuracy for row in reversed(PUBLISHED)}
-
-
 def zoo_rows() -> List[Dict[str, Any]]:
     """One row per net of the zoo, with published and measured numbers."""
-    published = published_accuracies()
     return [{
-        'name': name, 'paper': published.get((PAPER, name)), 'report': published.get((REPORT, name)), **measure(name),
+        'name': name, 'paper': ACCURACIES.get((PAPER, name)), 'report': ACCURACIES.get((REPORT, name)), **measure(name),
     } for name in zoo_counts()]
 
 
