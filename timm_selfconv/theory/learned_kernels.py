@@ -6,7 +6,7 @@ offset is the nearest one inside, as with padding mode 'replicate'.
 """
 import copy
 from dataclasses import dataclass, replace
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 import torch.nn as nn
@@ -19,6 +19,7 @@ from .residual import conv_residual, grid_size, near_taps
 __all__ = ['HeadOffset', 'LearnedKernel', 'learned_kernel', 'learned_kernels', 'untrained_copy']
 
 Offset = Tuple[int, int]
+T = TypeVar('T')
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ def most_attended(maps: torch.Tensor) -> List[HeadOffset]:
     return heads
 
 
+def check_threshold(threshold: float) -> None:
+    if not 0 <= threshold <= 1:
+        raise ValueError(f'threshold={threshold!r}: needs a number from 0 to 1')
+
+
 def learned_kernel(
         maps: torch.Tensor, threshold: float = 0.5, taps: Optional[Sequence[Offset]] = None,
 ) -> LearnedKernel:
@@ -87,8 +93,7 @@ def learned_kernel(
     Raises:
         ValueError: If the maps have another shape, or the threshold is not from 0 to 1.
     """
-    if not 0 <= threshold <= 1:
-        raise ValueError(f'threshold={threshold!r}: needs a number from 0 to 1')
+    check_threshold(threshold)
     if maps.dim() < 5:
         raise ValueError(f'maps of shape {list(maps.shape)}: needs an axis of heads before the queries')
     heads = most_attended(maps[None].flatten(0, -6))
@@ -99,6 +104,18 @@ def learned_kernel(
         heads, fixed, own, max([(row ** 2 + col ** 2) ** 0.5 for row, col in own], default=None),
         conv_residual(maps, torch.tensor(taps)).shared if taps else None,
         conv_residual(maps, 3).shared if min(grid_size(maps)) >= 3 else None)
+
+
+def look_at_maps(model: nn.Module, images: Optional[torch.Tensor], look: Callable[[torch.Tensor], T]) -> List[T]:
+    """Apply a function to the maps of each layer, shape (B, heads, H, W, H, W), see :func:`learned_kernels`."""
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
+    if not layers:
+        raise ValueError(f'model={type(model).__name__}: needs a net with SelfAttention2d layers')
+    if images is None:
+        if any(layer.terms != ('position',) for layer in layers) or not hasattr(model, 'pretrained_cfg'):
+            raise ValueError('images: this net looks at content or has no image size of its own, so it needs some')
+        images = next(model.parameters()).new_zeros(1, *get_model_input_config(model)['input_size'])
+    return look_into(model, SelfAttention2d, images, lambda layer, *args: look(layer.attention_probs(*args)))
 
 
 def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
@@ -130,20 +147,10 @@ def learned_kernels(
     Raises:
         ValueError: If the net has no such layers, or needs images and gets none.
     """
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
-    if not layers:
-        raise ValueError(f'model={type(model).__name__}: needs a net with SelfAttention2d layers')
-    if images is None:
-        if any(layer.terms != ('position',) for layer in layers) or not hasattr(model, 'pretrained_cfg'):
-            raise ValueError('images: this net looks at content or has no image size of its own, so it needs some')
-        images = next(model.parameters()).new_zeros(1, *get_model_input_config(model)['input_size'])
-    def kernel(layer: SelfAttention2d, *args: torch.Tensor, taps: Optional[Sequence[Offset]] = None) -> LearnedKernel:
-        return learned_kernel(layer.attention_probs(*args), threshold, taps)
-
-    kernels = look_into(model, SelfAttention2d, images, kernel)
+    kernels = look_at_maps(model, images, lambda maps: learned_kernel(maps, threshold))
     before = untrained_copy(model)
     if before is None:
         return kernels
-    trained = iter(kernels)
-    untrained = look_into(before, SelfAttention2d, images, lambda *args: kernel(*args, taps=next(trained).taps))
+    taps = iter([kernel.taps for kernel in kernels])
+    untrained = look_at_maps(before, images, lambda maps: learned_kernel(maps, threshold, next(taps)))
     return [replace(kernel, untrained=first) for kernel, first in zip(kernels, untrained)]

@@ -17,7 +17,7 @@ from timm_selfconv.layers import GatedAttention, SelfAttention2d
 from timm_selfconv.layers.functional import maps_of_factors
 from timm_selfconv.layers.parameters import ATTENTION, check_dense
 from .fusing import fuse
-from .learned_kernels import LearnedKernel, Offset, learned_kernel, learned_kernels
+from .learned_kernels import HeadOffset, Offset, check_threshold, look_at_maps, most_attended
 
 __all__ = ['ShiftAttention2d', 'ShiftReport', 'to_shifts', 'with_shifts']
 
@@ -119,12 +119,11 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
     return net
 
 
-def report_shifts(kernels: Sequence[LearnedKernel], threshold: float) -> ShiftReport:
-    shifts = [[(number, head.offset) for number, head in enumerate(kernel.heads) if head.least >= threshold]
-              for kernel in kernels]
-    lost = [
-        1 - sum(kernel.heads[number].mean for number, _ in own) / len(own) if own else None
-        for kernel, own in zip(kernels, shifts)]
+def report_shifts(layers: Sequence[List[HeadOffset]], threshold: float) -> ShiftReport:
+    shifts = [[(number, head.offset) for number, head in enumerate(heads) if head.least >= threshold]
+              for heads in layers]
+    lost = [1 - sum(heads[number].mean for number, _ in own) / len(own) if own else None
+            for heads, own in zip(layers, shifts)]
     return ShiftReport(shifts, lost)
 
 
@@ -133,9 +132,9 @@ def convit_to_shifts(model: ConVit, threshold: float) -> Tuple[nn.Module, ShiftR
     """Make the attention of ConViT by position sharp Gaussians around offsets (Lemma 2)."""
     net = fuse(model)
     layers = [layer for layer in net.modules() if isinstance(layer, GatedAttention)]
-    maps = [maps_of_factors(*layer.factors())[0].unflatten(-1, layer.grid_size).unflatten(-3, layer.grid_size)
+    maps = [maps_of_factors(*layer.factors()).unflatten(-1, layer.grid_size).unflatten(-3, layer.grid_size)
             for layer in layers]
-    report = report_shifts([learned_kernel(own, threshold) for own in maps], threshold)
+    report = report_shifts(list(map(most_attended, maps)), threshold)
     for layer, shifts in zip(layers, report.shifts):
         for head, (row, col) in shifts:
             layer.pos_proj.weight[head] = ALPHA * layer.pos_proj.weight.new_tensor([2 * col, 2 * row, -1])
@@ -160,8 +159,9 @@ def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, Shif
     Raises:
         ValueError: If the net looks at content or has no such layers, or the threshold is not from 0 to 1.
     """
+    check_threshold(threshold)
     if isinstance(model, ConVit):
         return convit_to_shifts(model, threshold)
     position_layers(model)
-    report = report_shifts(learned_kernels(model, threshold=threshold), threshold)
+    report = report_shifts(look_at_maps(model, None, most_attended), threshold)
     return with_shifts(model, report.shifts), report
