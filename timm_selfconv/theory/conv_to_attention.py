@@ -19,28 +19,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from timm_selfconv.layers import ConvAttention
-from timm_selfconv.layers.conv_attention import CONVS, Conv, tap_centers
+from timm_selfconv.layers.conv_attention import CONVS, tap_centers
 from timm_selfconv.layers.hooks import hooked
 from timm_selfconv.layers.parameters import keep_from_decay, no_weight_decay
 
 __all__ = ['ConversionReport', 'conv_to_attention', 'convs_to_attention']
-
-
-def check_conv(conv: nn.Module) -> Conv:
-    name = type(conv).__name__
-    if not isinstance(conv, CONVS):
-        raise ValueError(f'conv={name}: needs an nn.Conv1d, nn.Conv2d or nn.Conv3d')
-    kind = next(kind for kind in CONVS if isinstance(conv, kind))
-    if any(getattr(getattr(conv, f), '__func__', None) is not getattr(kind, f) for f in ('forward', '_conv_forward')):
-        raise ValueError(f'conv={name}: has a custom forward, needs the forward of nn.{kind.__name__}')
-    names = {name for name, _ in conv.named_parameters()}
-    if names not in ({'weight'}, {'weight', 'bias'}) or hooked(conv):
-        raise ValueError(f'conv={name}: is parametrized, pruned or hooked; remove that first, or make it permanent')
-    centers = tap_centers(conv.kernel_size, conv.dilation)
-    if not torch.equal(centers.to(conv.weight.dtype).to(centers.dtype), centers):
-        raise ValueError(
-            f'dilation={conv.dilation}: {conv.weight.dtype} cannot represent the tap offsets; convert in float32')
-    return conv
 
 
 def conv_to_attention(conv: nn.Module, alpha: float = 46.) -> ConvAttention:
@@ -62,7 +45,20 @@ def conv_to_attention(conv: nn.Module, alpha: float = 46.) -> ConvAttention:
     """
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1e9:
         raise ValueError(f'alpha={alpha!r}: needs a number above 0 and at most 1e9')  # more overflows in half precision
-    return ConvAttention(check_conv(conv), alpha)
+    name = type(conv).__name__
+    if not isinstance(conv, CONVS):
+        raise ValueError(f'conv={name}: needs an nn.Conv1d, nn.Conv2d or nn.Conv3d')
+    kind = next(kind for kind in CONVS if isinstance(conv, kind))
+    if any(getattr(getattr(conv, f), '__func__', None) is not getattr(kind, f) for f in ('forward', '_conv_forward')):
+        raise ValueError(f'conv={name}: has a custom forward, needs the forward of nn.{kind.__name__}')
+    parameters = {parameter for parameter, _ in conv.named_parameters()}
+    if parameters not in ({'weight'}, {'weight', 'bias'}) or hooked(conv):
+        raise ValueError(f'conv={name}: is parametrized, pruned or hooked; remove that first, or make it permanent')
+    centers = tap_centers(conv.kernel_size, conv.dilation)
+    if not torch.equal(centers.to(conv.weight.dtype).to(centers.dtype), centers):
+        raise ValueError(
+            f'dilation={conv.dilation}: {conv.weight.dtype} cannot represent the tap offsets; convert in float32')
+    return ConvAttention(conv, alpha)
 
 
 @dataclass(frozen=True)
