@@ -82,8 +82,8 @@ def conv_attention_to_conv(attn: ConvAttention) -> Tuple[Conv, float]:
     conv.weight.copy_(torch.einsum('ht,hoc->oct', kernels, double.value_weight).view_as(conv.weight))
     if double.bias is not None:
         conv.bias.copy_(double.bias)
-    extents = (taps.amax(dim=0) - taps.amin(dim=0)).long() + max(attn.pad_widths) + 4
-    error = relative_error(conv, double, 2, attn.in_channels, *extents.tolist())
+    size = [d * (k - 1) + max(attn.pad_widths) + 4 for k, d in zip(attn.kernel_size, attn.dilation)]
+    error = relative_error(conv, double, 2, attn.in_channels, *size)
     return conv.to(attn.value_weight), error
 
 
@@ -162,8 +162,7 @@ def attention_to_convs(
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Layers that attend by content stay attention.
-        kernel_size: Side of the kernels.
-        padding_mode: See :func:`attention_to_conv`.
+        kernel_size, padding_mode: See :func:`attention_to_conv`.
 
     Returns:
         A copy of the net with convolutions.
