@@ -153,22 +153,19 @@ def convs_to_attention(
     attention = copy.deepcopy(model)
     patterns = ['*'] if where is None else [where] if isinstance(where, str) else list(where)
     users = Counter(p for m in attention.modules() for p in m.parameters(recurse=False))
+    convs = {name: m for name, m in attention.named_modules() if isinstance(m, _ConvNd)}
+    chosen = {name: conv for name, conv in convs.items() if matches(name, patterns)}
+    kept = [name or type(conv).__name__ for name, conv in convs.items() if name not in chosen]
     replaced: Dict[nn.Module, nn.Module] = {}
-    taken, kept = [], []
-    for name, conv in attention.named_modules():
-        if isinstance(conv, _ConvNd):
-            if not matches(name, patterns):
-                kept.append(name or type(conv).__name__)
-                continue
-            if any(users[p] > 1 for p in conv.parameters()):
-                raise ValueError(f'model: convolution {name!r} shares parameters with another module, needs its own')
-            try:
-                replaced[conv] = to_attention(conv, alpha)
-            except ValueError as e:
-                raise ValueError(f'model: convolution {name!r}: {e}') from e
-            taken.append(name)
-    idle = [p for p in patterns if not any(matches(name, [p]) for name in taken)]
-    if not taken or idle:
+    for name, conv in chosen.items():
+        if any(users[p] > 1 for p in conv.parameters()):
+            raise ValueError(f'model: convolution {name!r} shares parameters with another module, needs its own')
+        try:
+            replaced[conv] = to_attention(conv, alpha)
+        except ValueError as e:
+            raise ValueError(f'model: convolution {name!r}: {e}') from e
+    idle = [p for p in patterns if not any(matches(name, [p]) for name in chosen)]
+    if not chosen or idle:
         raise ValueError(f'model={type(model).__name__}: has no convolutions' + (
             f' in where={idle or where!r}, but in {", ".join(kept)}' if kept else ''))
     for name, module in list(attention.named_modules(remove_duplicate=False)):
