@@ -38,7 +38,6 @@ class Counts:
 
 
 def count_flops(model: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
-    """Count all FLOPs, and the FLOPs of Linear and Conv2d modules."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(images)
     counts, net = counter.get_flop_counts(), type(model).__name__

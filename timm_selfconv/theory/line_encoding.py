@@ -22,8 +22,7 @@ def line_maps(offsets: torch.Tensor, height: int, width: int, alpha: float) -> t
 
     Args:
         offsets: Offset of each head, (row, column) of ``key - query`` in pixels, integers, shape (heads, 2).
-        height: Rows H of the grid.
-        width: Columns W of the grid.
+        height, width: Rows H and columns W of the grid.
         alpha: Sharpness, above 0.
 
     Returns:
