@@ -67,12 +67,10 @@ def count(model: nn.Module, input_size: Tuple[int, int, int] = (3, 32, 32)) -> C
         input_size: Channels, height and width of the image.
     """
     net: Any = copy.deepcopy(model).eval()
-    first = next(net.parameters())
-    images = torch.zeros(1, *input_size, device=first.device, dtype=first.dtype)
+    images = next(net.parameters()).new_zeros(1, *input_size)
     macs = fvcore_macs(net, images)
     net, images = net.to('meta'), images.to('meta')
     flops, linear_conv_flops = count_flops(net, images)
-    module: Any
     for module in net.modules():
         if hasattr(module, 'fused_attn'):
             module.fused_attn = False

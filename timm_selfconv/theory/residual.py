@@ -70,11 +70,11 @@ def near_taps(maps: torch.Tensor, kernel: Kernel) -> Tuple[torch.Tensor, torch.T
     offsets = kernel if isinstance(kernel, torch.Tensor) else tap_offsets(kernel)
     if offsets.dim() != 2 or offsets.shape[1] != 2 or not len(offsets) or bool((offsets != offsets.long()).any()):
         raise ValueError(f'kernel of shape {list(offsets.shape)}: needs whole offsets of shape (taps, 2)')
-    rows, cols = (
-        torch.arange(n, device=maps.device)[:, None] + offsets[:, axis].long().to(maps.device)
-        for axis, n in enumerate(maps.shape[-2:]))
-    near_rows, near_cols = rows.clamp(0, maps.shape[-2] - 1), cols.clamp(0, maps.shape[-1] - 1)
-    keys = near_rows[:, None] * maps.shape[-1] + near_cols
+    height, width = maps.shape[-2:]
+    rows, cols = (torch.arange(n, device=maps.device)[:, None] + own
+                  for n, own in zip((height, width), offsets.long().to(maps.device).T))
+    near_rows, near_cols = rows.clamp(0, height - 1), cols.clamp(0, width - 1)
+    keys = near_rows[:, None] * width + near_cols
     on_grid = (rows == near_rows)[:, None] & (cols == near_cols)
     return maps.flatten(-2).gather(-1, keys.expand(*maps.shape[:-2], -1)), on_grid
 
