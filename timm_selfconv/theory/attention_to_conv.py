@@ -158,14 +158,11 @@ def attention_to_convs(
         kernel_size: Optional[int] = None,
         padding_mode: Optional[PaddingMode] = None,
 ) -> SelfAttentionNet:
-    """Replace attention in a net by the nearest convolutions, see :func:`attention_to_conv`.
+    """Copy a net and replace its attention by the nearest convolutions, see :func:`attention_to_conv`.
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Layers that attend by content stay attention.
         kernel_size, padding_mode: See :func:`attention_to_conv`.
-
-    Returns:
-        A copy of the net with convolutions.
 
     Raises:
         ValueError: If it is another kind of net, or has no layer that attends by position only.

@@ -184,7 +184,7 @@ def fill(target: SelfAttentionNet, model: SelfAttentionNet) -> None:
 
 
 def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet:
-    """Copy a net into one with a more general attention; the logits are equal up to rounding.
+    """Copy a net into one with a more general attention; mode and logits (up to rounding) stay the same.
 
     Gradients reach every new parameter within two steps. Position scores are large, so train at a low learning rate.
 
@@ -192,9 +192,6 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
         model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters (LoRA) first.
         target: Registered name of the richer net, created with the model's sizes (channels, depth, classes, image size)
             and its own encoding, terms and heads; or a net, which is copied.
-
-    Returns:
-        The richer net, in the model's mode.
 
     Raises:
         ValueError: If the target cannot express the model, the nets differ in something else, or a part of either is

@@ -133,16 +133,13 @@ def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
 def learned_kernels(
         model: nn.Module, images: Optional[torch.Tensor] = None, threshold: float = 0.5,
 ) -> List[LearnedKernel]:
-    """Find the sparse kernel of each layer of a net, before and after training.
+    """Find the sparse kernel of each layer of a net, before and after training, in the order of execution.
 
     Args:
         model: A net with :class:`SelfAttention2d` layers; for maps of other nets see :func:`learned_kernel`.
         images: Input of the net, shape (B, C, height, width). Only nets that look at content need images. Their fixed
             heads attend to the same offset in every image.
         threshold: Attention from 0 to 1 that a fixed head exceeds at every query.
-
-    Returns:
-        One kernel for each layer, in the order of execution.
 
     Raises:
         ValueError: If the net has no such layers, or needs images and gets none.

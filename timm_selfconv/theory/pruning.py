@@ -23,13 +23,10 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
     """Eigenvalues of every head's precision ``Sigma^-1``.
 
     Args:
-        model: A net with the position term and the encoding 'quadratic' or 'quadratic_gen'.
+        model: A net with the position term and the encoding 'quadratic' or 'quadratic_gen', else a ValueError.
 
     Returns:
         Eigenvalues by layer (from 0), in ascending order, in 1 / pixels^2, float64, shape (heads, 2).
-
-    Raises:
-        ValueError: If it is another kind of net.
     """
     eigenvalues = {}
     for layer, block in enumerate(check_net(model).blocks):
@@ -74,16 +71,13 @@ def degenerate_heads(
 
 
 def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAttentionNet:
-    """Remove heads and all their parameters from a net.
+    """Copy a net without some heads and all their parameters.
 
     The outputs are the same as with the value weights of these heads at zero. timm saves the new ``num_heads``.
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters (LoRA) first.
         heads: Heads to drop by layer, both counted from 0.
-
-    Returns:
-        The smaller net, in the same mode and on the same device.
 
     Raises:
         ValueError: If a layer or head does not exist, a head is named twice, a layer would have no head left, or part
@@ -110,16 +104,13 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
 
 @torch.no_grad()
 def truncate_values(model: nn.Module, rank: int) -> SelfAttentionNet:
-    """Replace the value matrix of each head by the nearest matrix of a rank (Eckart, Young, 1936).
+    """Copy a net and replace the value matrix of each head by the nearest matrix of a rank (Eckart, Young, 1936).
 
     A head of D_h channels has a value matrix ``W_val W_out`` of rank min(D_h, D_out) (remark on Theorem 1).
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters first.
         rank: Rank of each value matrix, D_h.
-
-    Returns:
-        A copy of the net.
 
     Raises:
         ValueError: If the rank is not from 1 to the channels of a layer, or a value layer is wrapped, parametrized or

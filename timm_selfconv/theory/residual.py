@@ -58,9 +58,6 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
 
     Returns:
         (row, column) offsets in pixels, shape (taps, 2).
-
-    Raises:
-        ValueError: If the kernel size is invalid.
     """
     return tap_centers(check_kernel_size(kernel_size), (1, 1))
 
@@ -94,11 +91,7 @@ def at_taps(maps: torch.Tensor, kernel: Kernel) -> torch.Tensor:
 
 
 def interior(values: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
-    """Values, shape (..., H, W), of the queries that have all taps on the grid.
-
-    Raises:
-        ValueError: If there are none.
-    """
+    """Values, shape (..., H, W), of the queries that have all taps on the grid; a ValueError if there are none."""
     (rows, cols), (height, width) = check_kernel_size(kernel_size), values.shape[-2:]
     if rows > height or cols > width:
         raise ValueError(f'kernel_size={kernel_size!r}: needs a kernel that fits in a grid of {height} x {width}')
@@ -122,9 +115,6 @@ def conv_residual(maps: torch.Tensor, kernel: Kernel) -> ConvResidual:
         maps: Attention maps of a layer, shape (..., heads, H, W, H, W), query first; leading axes for images.
         kernel: Side, or rows and columns, of the convolution, odd or even, see :func:`tap_offsets`; or the offsets of
             its taps in pixels, shape (taps, 2).
-
-    Returns:
-        Residuals of the queries and of the layer.
 
     Raises:
         ValueError: If the maps have another shape, or the kernel does not fit in the grid.
