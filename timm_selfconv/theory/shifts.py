@@ -120,11 +120,10 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
 
 
 def report_shifts(layers: Sequence[List[HeadOffset]], threshold: float) -> ShiftReport:
-    shifts = [[(number, head.offset) for number, head in enumerate(heads) if head.least >= threshold]
-              for heads in layers]
-    lost = [1 - sum(heads[number].mean for number, _ in own) / len(own) if own else None
-            for heads, own in zip(layers, shifts)]
-    return ShiftReport(shifts, lost)
+    chosen = [[(number, head) for number, head in enumerate(heads) if head.least >= threshold] for heads in layers]
+    return ShiftReport(
+        [[(number, head.offset) for number, head in own] for own in chosen],
+        [1 - sum(head.mean for _, head in own) / len(own) if own else None for own in chosen])
 
 
 @torch.no_grad()
