@@ -90,8 +90,8 @@ def format_tables(rows: List[Dict[str, Any]]) -> str:
                 'params\npubl.': row['parameters'], 'params\nhere': f"{here['parameters']:,}",
                 'FLOPs\npubl.': row['flops'], 'FLOPs\nhere': billions(here['linear_conv_flops']),
                 'ms\npubl.': shown(row['milliseconds'], '.3f')})
-        empty = [key for key in lines[0] if all(line[key] == '-' for line in lines) and 'here' not in key]
-        lines = [{key: cell for key, cell in line.items() if key not in empty} for line in lines]
+        keys = [key for key in lines[0] if 'here' in key or any(line[key] != '-' for line in lines)]
+        lines = [{key: line[key] for key in keys} for line in lines]
         texts.append(textwrap.fill(f'{number}, {source}', 100) + '\n' + table(lines))
     explanation = (
         'FLOPs: 2 x multiply-adds of Linear and Conv2d for one 3 x 32 x 32 image, as in the paper. timm-selfconv list '
