@@ -95,7 +95,7 @@ class LayerProbs:
         return self.maps()[:, None]
 
     def class_maps(self) -> Optional[torch.Tensor]:
-        """Attention of the first token to patches, scaled to sum to 1, shape (B, heads, H, W); None for patches only."""
+        """Attention of the first token to patches, scaled to sum to 1, shape (B, heads, H, W); None without it."""
         size = self.grid[0] * self.grid[1]
         if self.probs.shape[-1] == size:
             return None

@@ -58,6 +58,9 @@ def tap_offsets(kernel_size: KernelSize) -> torch.Tensor:
 
     Returns:
         (row, column) offsets in pixels, shape (taps, 2).
+
+    Raises:
+        ValueError: If the kernel size is invalid.
     """
     return tap_centers(check_kernel_size(kernel_size), (1, 1))
 
