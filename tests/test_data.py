@@ -80,6 +80,7 @@ def test_names_are_matched_loosely_only_if_they_stay_distinct():
     assert classes(['Cat', 'fire truck'], 'cat', 'fire_truck') == {0: 0, 1: 1}
     assert classes(list('123456789'), '1', '2', '9') == {0: 0, 1: 1, 2: 8}
     assert classes(None, '3', '7') == {0: 3, 1: 7} and classes(None, 'cat', '7') is None
+    assert classes(['cat', 'dog']) is None  # a dataset without names
     for names, folders in ('Aab', 'Ba'), ('123456789', '012'), (['cat', 'dog', 'eel'], '012'):  # loosely, A is a
         with pytest.raises(ValueError, match=rf'the dataset has \[{folders[0]!r}, '):
             classes(list(names), *folders)

@@ -3,7 +3,8 @@ import timm
 import torch
 from hypothesis import given, settings, strategies as st
 
-from timm_selfconv.theory import degenerate_heads, precision_eigenvalues, prune_heads, truncate_values
+from timm_selfconv.theory import (
+    condition_numbers, degenerate_heads, precision_eigenvalues, prune_heads, truncate_values)
 from tiny_nets import EVERY_KIND, noise, random_net
 
 HIERARCHICAL = dict(hierarchical=True, qk_bias=False, attn_proj=False, depth=3)
@@ -46,6 +47,8 @@ def test_degenerate_heads_follow_appendix_e():
     for layer, pairs in enumerate(torch.tensor(pairs).double() for pairs in eigenvalues):
         net.blocks[layer].attn.encoding.spreads.data = rotation * pairs.sqrt()[:, None]
         torch.testing.assert_close(precision_eigenvalues(net)[layer], pairs, rtol=1e-5, atol=1e-16)
+    singular = torch.tensor([[-1e-9, 1.], [0., 0.], [0., 1.], [1., 2.]])  # and rounded below 0
+    assert condition_numbers(singular).tolist() == [torch.inf, torch.inf, torch.inf, 2.]
     assert degenerate_heads(net) == {0: [1, 2, 4], 1: [1]}
     assert degenerate_heads(net, max_condition=1e3) == {0: [1, 2, 3, 4], 1: [1]}
     assert degenerate_heads(net, min_eigenvalue=1e-4) == {0: [1, 2, 4], 1: [0, 1]}
