@@ -1,6 +1,6 @@
 """A convolution as self-attention, with one head per kernel tap."""
 from math import prod
-from typing import List, Sequence, Union
+from typing import List, Optional, Sequence, Union
 
 import torch
 import torch.nn as nn
@@ -62,6 +62,7 @@ class ConvAttention(nn.Module):
         bias: Shape (out_channels,), or None.
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode: As in the convolution.
     """
+    bias: Optional[torch.Tensor]
 
     def __init__(self, conv: Conv, alpha: float = 46.):
         """
@@ -87,7 +88,8 @@ class ConvAttention(nn.Module):
         self.centers = nn.Parameter(centers, trains)
         self.spreads = nn.Parameter(centers.new_full((len(centers),), (2 * alpha) ** 0.5), trains)
         self.value_weight = nn.Parameter(value_weight, trains)
-        self.bias = None if conv.bias is None else nn.Parameter(conv.bias.detach().clone(), conv.bias.requires_grad)
+        self.register_parameter(
+            'bias', None if conv.bias is None else nn.Parameter(conv.bias.detach().clone(), conv.bias.requires_grad))
         self.train(conv.training)
 
     @property

@@ -1,5 +1,5 @@
 """Absolute encoding: one vector per position, sinusoid or learned (equations 3 and 7)."""
-from typing import Any, Final, Tuple
+from typing import Any, TYPE_CHECKING, Final, Tuple
 
 import torch
 import torch.nn as nn
@@ -26,6 +26,8 @@ class AbsoluteEncoding(nn.Module):
             channels and columns in the second.
     """
     learned: Final[bool]
+    if TYPE_CHECKING:
+        table: torch.Tensor
 
     def __init__(
             self, dim: int, grid_size: Tuple[int, int], learned: bool = True, device: Any = None, dtype: Any = None,
@@ -44,8 +46,8 @@ class AbsoluteEncoding(nn.Module):
         self.learned = learned
         if not learned and dim % 4:
             raise ValueError(f"dim={dim}: encoding='sinusoid' needs a multiple of 4")
-        table: Any = nn.Parameter(torch.empty(*grid_size, dim, device=device, dtype=dtype)) if learned else None
-        self.table = table
+        table = nn.Parameter(torch.empty(*grid_size, dim, device=device, dtype=dtype)) if learned else None
+        self.register_parameter('table', table)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -56,7 +58,7 @@ class AbsoluteEncoding(nn.Module):
         """Resample learned vectors for other (rows, columns)."""
         if self.learned and tuple(self.table.shape[:2]) != tuple(grid_size):
             table = resample_abs_pos_embed_nhwc(self.table.detach(), list(grid_size))[0]
-            self.table = nn.Parameter(table.contiguous(), self.table.requires_grad)
+            self.register_parameter('table', nn.Parameter(table.contiguous(), self.table.requires_grad))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add the vectors to x, shape (B, H, W, dim), or raise a ValueError if the learned table has another size."""

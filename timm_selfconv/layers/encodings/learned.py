@@ -1,5 +1,5 @@
 """Learned relative encoding: a table of row offsets and a table of column offsets (Ramachandran et al., 2019)."""
-from typing import Any, Final, Optional, Tuple
+from typing import Any, TYPE_CHECKING, Final, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -62,6 +62,9 @@ class LearnedEncoding(nn.Module):
     """
     position: Final[bool]
     content_position: Final[bool]
+    if TYPE_CHECKING:
+        row_keys: torch.Tensor
+        col_keys: torch.Tensor
 
     def __init__(
             self,
@@ -94,8 +97,8 @@ class LearnedEncoding(nn.Module):
         dim = head_dim // 2 if content_position else head_dim
         self.row_table = nn.Parameter(torch.empty(2 * grid_size[0] - 1, dim, **dd))
         self.col_table = nn.Parameter(torch.empty(2 * grid_size[1] - 1, dim, **dd))
-        keys: Any = [nn.Parameter(torch.empty(num_heads, dim, **dd)) if position else None for _ in range(2)]
-        self.row_keys, self.col_keys = keys
+        self.register_parameter('row_keys', nn.Parameter(torch.empty(num_heads, dim, **dd)) if position else None)
+        self.register_parameter('col_keys', nn.Parameter(torch.empty(num_heads, dim, **dd)) if position else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -1,6 +1,6 @@
 """Quadratic encoding: each head is a Gaussian around an offset (equation 9, appendix D.1)."""
 import copy
-from typing import Any, Final, Optional, Tuple
+from typing import Any, TYPE_CHECKING, Final, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -93,6 +93,10 @@ class QuadraticEncoding(nn.Module):
     full: Final[bool]
     position: Final[bool]
     content_position: Final[bool]
+    if TYPE_CHECKING:  # not for torchscript: parameters of unused terms are None
+        centers: torch.Tensor
+        spreads: torch.Tensor
+        query_weight: torch.Tensor
 
     def __init__(
             self,
@@ -118,12 +122,12 @@ class QuadraticEncoding(nn.Module):
         self.position = position
         self.content_position = content_position
 
-        def parameter(keep: bool, *shape: int) -> Any:
+        def parameter(keep: bool, *shape: int) -> Optional[nn.Parameter]:
             return nn.Parameter(torch.empty(shape, **dd)) if keep else None
 
-        self.centers = parameter(position, num_heads, 2)
-        self.spreads = parameter(position, num_heads, *((2, 2) if full else ()))
-        self.query_weight = parameter(content_position, num_heads, head_dim, 5 if full else 3)
+        self.register_parameter('centers', parameter(position, num_heads, 2))
+        self.register_parameter('spreads', parameter(position, num_heads, *((2, 2) if full else ())))
+        self.register_parameter('query_weight', parameter(content_position, num_heads, head_dim, 5 if full else 3))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
