@@ -114,8 +114,8 @@ def look_at_maps(
 def attention_maps(model: nn.Module, images: torch.Tensor) -> List[torch.Tensor]:
     """Attention probabilities of every layer, in eval mode.
 
-    The kernel that the net uses does not change the result. The net is not changed, so other threads may run or
-    train it.
+    The formula that the net uses (factors, maps or scores) does not change the result. The net is not changed, so
+    other threads may run or train it.
 
     Maps of transformers leave out prefix tokens (class token, registers); the rest is scaled to sum to 1. Windowed
     attention (Swin) has each window at its place and 0 elsewhere: 3 heads on 56 x 56 patches take 118 MB per image.

@@ -92,11 +92,13 @@ def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
 
     Args:
         maps: Attention maps, shape (..., H, W, H, W).
-        dim: Dimension to compare along: -5 for the heads of a layer, 0 for the images of a batch. A ValueError if it
-            has no two maps to compare.
+        dim: Dimension to compare along: -5 for the heads of a layer, 0 for the images of a batch.
 
     Returns:
         Overlap of each query, shape (..., H, W) without ``dim``.
+
+    Raises:
+        ValueError: If there are no two to compare.
     """
     grid_size(maps)
     if maps.dim() < 5 or maps.shape[dim] < 2:

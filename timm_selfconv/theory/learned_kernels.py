@@ -106,7 +106,7 @@ def learned_kernel(
         conv_residual(maps, 3).shared if min(grid_size(maps)) >= 3 else None)
 
 
-def look_at_maps(model: nn.Module, images: Optional[torch.Tensor], look: Callable[[torch.Tensor], T]) -> List[T]:
+def look_at_layers(model: nn.Module, images: Optional[torch.Tensor], look: Callable[[torch.Tensor], T]) -> List[T]:
     """Apply a function to the maps of each layer, shape (B, heads, H, W, H, W), see :func:`learned_kernels`."""
     layers = [m for m in model.modules() if isinstance(m, SelfAttention2d)]
     if not layers:
@@ -144,10 +144,10 @@ def learned_kernels(
     Raises:
         ValueError: If the net has no such layers, or needs images and gets none.
     """
-    kernels = look_at_maps(model, images, lambda maps: learned_kernel(maps, threshold))
+    kernels = look_at_layers(model, images, lambda maps: learned_kernel(maps, threshold))
     before = untrained_copy(model)
     if before is None:
         return kernels
     taps = iter([kernel.taps for kernel in kernels])
-    untrained = look_at_maps(before, images, lambda maps: learned_kernel(maps, threshold, next(taps)))
+    untrained = look_at_layers(before, images, lambda maps: learned_kernel(maps, threshold, next(taps)))
     return [replace(kernel, untrained=first) for kernel, first in zip(kernels, untrained)]

@@ -23,10 +23,13 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
     """Eigenvalues of every head's precision ``Sigma^-1``.
 
     Args:
-        model: A net with the position term and the encoding 'quadratic' or 'quadratic_gen', else a ValueError.
+        model: A net with the position term and the encoding 'quadratic' or 'quadratic_gen'.
 
     Returns:
         Eigenvalues by layer (from 0), in ascending order, in 1 / pixels^2, float64, shape (heads, 2).
+
+    Raises:
+        ValueError: If it is another kind of net.
     """
     eigenvalues = {}
     for layer, block in enumerate(check_net(model).blocks):

@@ -94,7 +94,11 @@ def at_taps(maps: torch.Tensor, kernel: Kernel) -> torch.Tensor:
 
 
 def interior(values: torch.Tensor, kernel_size: KernelSize) -> torch.Tensor:
-    """Values, shape (..., H, W), of the queries that have all taps on the grid; a ValueError if there are none."""
+    """Values, shape (..., H, W), of the queries that have all taps on the grid.
+
+    Raises:
+        ValueError: If there are none.
+    """
     (rows, cols), (height, width) = check_kernel_size(kernel_size), values.shape[-2:]
     if rows > height or cols > width:
         raise ValueError(f'kernel_size={kernel_size!r}: needs a kernel that fits in a grid of {height} x {width}')

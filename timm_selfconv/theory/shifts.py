@@ -17,7 +17,7 @@ from timm_selfconv.layers import GatedAttention, SelfAttention2d
 from timm_selfconv.layers.functional import maps_of_factors
 from timm_selfconv.layers.parameters import ATTENTION, check_dense
 from .fusing import fuse
-from .learned_kernels import HeadOffset, Offset, check_threshold, look_at_maps, most_attended
+from .learned_kernels import HeadOffset, Offset, check_threshold, look_at_layers, most_attended
 
 __all__ = ['ShiftAttention2d', 'ShiftReport', 'to_shifts', 'with_shifts']
 
@@ -162,5 +162,5 @@ def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, Shif
     if isinstance(model, ConVit):
         return convit_to_shifts(model, threshold)
     position_layers(model)
-    report = report_shifts(look_at_maps(model, None, most_attended), threshold)
+    report = report_shifts(look_at_layers(model, None, most_attended), threshold)
     return with_shifts(model, report.shifts), report
