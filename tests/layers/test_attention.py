@@ -64,6 +64,7 @@ def test_every_choice_of_terms_is_equation_8(encoding, terms):
             torch.testing.assert_close(step(attn(x)), wanted)
     with held_at_once(1), torch.no_grad():
         torch.testing.assert_close(attn(x), expected)
+        assert attn(x[:0]).shape == (0, 5, 6, 4)
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'learned'])

@@ -54,7 +54,7 @@ def rows_at_once(x: torch.Tensor, maps: int) -> List[Optional[torch.Tensor]]:
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(x, Proxy):
         return [None]
     height, width = x.shape[1:3]
-    size = max(1, SCORE_BYTES // (4 * maps * width * height * width))
+    size = max(1, SCORE_BYTES // max(1, 4 * maps * width * height * width))  # no images have no maps
     return [None] if size >= height else list(torch.arange(height, device=x.device).split(size))
 
 
