@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from held import Memory, held_at_once, needs_fakes
-from timm_selfconv import layers
+from timm_selfconv import attention_maps, layers
 from timm_selfconv.layers import SelfAttention2d, TERMS
 from tiny_nets import EVERY_KIND, noise, randomised
 
@@ -65,6 +65,10 @@ def test_every_choice_of_terms_is_equation_8(encoding, terms):
     with held_at_once(1), torch.no_grad():
         torch.testing.assert_close(attn(x), expected)
         assert attn(x[:0]).shape == (0, 5, 6, 4)
+    if attn.key is not None:  # keys of other images, by name
+        key = attn.keys(x.flip(0))
+        attn.register_forward_pre_hook(lambda attn, args, kwargs: (args, dict(key=key)), with_kwargs=True)
+        torch.testing.assert_close(attention_maps(attn, x), [attn.attention_probs(x, key)])
 
 
 @pytest.mark.parametrize('encoding', ['quadratic', 'learned'])

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from timm_selfconv.layers.san_attention import PassBatchNorm2d, SanAttention2d
+from timm_selfconv.look.attention_maps import footprint_weights
 from tiny_nets import noise, randomised
 
 
@@ -59,7 +60,7 @@ def test_attention_is_the_definition(kind, kwargs):
 @pytest.mark.parametrize('kind', ['pairwise', 'patchwise'])
 def test_no_images_and_autocast(kind):
     attn, x = attention(kind).float().requires_grad_(False), noise(4, 64, 5, 4, dtype=torch.float32)
-    assert attn(x[:0]).shape == (0, 16, 5, 4)
+    assert attn(x[:0]).shape == (0, 16, 5, 4) and footprint_weights(attn, x)[0].shape == (4, 2, 5, 4, 3, 3)
     wanted = attn(x)
     with torch.autocast('cpu', torch.bfloat16):
         out = attn(x)

@@ -1,5 +1,6 @@
 """Hooks of modules, and a look at layers and their inputs through hooks."""
 import copy
+import inspect
 from typing import Any, Callable, List, TypeVar
 
 import torch
@@ -27,12 +28,18 @@ def private_copy(model: nn.Module) -> nn.Module:
 
 
 def look_into(model: nn.Module, kinds: Any, images: torch.Tensor, look: Callable[..., T]) -> List[T]:
-    """Apply a function to each layer of some types, and to its inputs, in a copy of the net, in forward order."""
+    """Apply a function to layers of some types and all their arguments, in a copy of the net, in forward order."""
     net = private_copy(model)
     seen: List[T] = []
+
+    def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        seen.append(look(layer, *bound.args))
+
     for layer in net.modules():
         if isinstance(layer, kinds):
-            layer.register_forward_pre_hook(lambda layer, args: seen.append(look(layer, *args)))
+            layer.register_forward_pre_hook(hook, with_kwargs=True)
     with torch.no_grad():
         net(images)
     return seen
