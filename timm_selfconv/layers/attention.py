@@ -180,6 +180,7 @@ class SelfAttention2d(nn.Module):
         """
         height, width = x.shape[1], x.shape[2]
         query: Optional[torch.Tensor] = None
+        content: Optional[torch.Tensor] = None
         rows: Optional[torch.Tensor] = None
         cols: Optional[torch.Tensor] = None
         cross: Optional[torch.Tensor] = None
@@ -193,16 +194,13 @@ class SelfAttention2d(nn.Module):
             query = self.query(x).unflatten(3, [self.num_heads, self.dim]).permute(0, 3, 1, 2, 4) * self.scale
         if self.relative:
             rows, cols, cross = self.encoding(query, height, width, queries)
-        if self.key is None:
-            query = None
-        elif self.key_bias is not None:
+        if 'content' in self.terms:
+            content = query
+        if self.key_bias is not None:
             assert key is not None
             key_bias = self.key_bias[:, None, None].to(key.dtype) * self.scale
-            if 'content' in self.terms and query is not None:
-                query = query + key_bias
-            else:
-                query = key_bias.expand(x.shape[0], -1, x.shape[1], width, -1)
-        return query, key, rows, cols, cross
+            content = key_bias.expand(x.shape[0], -1, x.shape[1], width, -1) if content is None else content + key_bias
+        return content, key, rows, cols, cross
 
     def attention_probs(self, x: torch.Tensor, key: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Return attention probabilities. They do not depend on the formula that the forward pass uses.
