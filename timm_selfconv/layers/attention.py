@@ -91,16 +91,15 @@ class SelfAttention2d(nn.Module):
         has_query = 'content' in terms or 'content_position' in terms
         has_key = 'content' in terms or 'key_bias' in terms
 
-        module: Any = None
+        self.encoding: Any = None
         if self.absolute:
-            module = AbsoluteEncoding(dim, grid_size, learned=encoding == 'absolute', **dd)
+            self.encoding = AbsoluteEncoding(dim, grid_size, learned=encoding == 'absolute', **dd)
         elif self.relative:
             kept = dict(position='position' in terms, content_position='content_position' in terms)
             if encoding == 'learned':
-                module = LearnedEncoding(num_heads, dim, grid_size, **kept, **dd)
+                self.encoding = LearnedEncoding(num_heads, dim, grid_size, **kept, **dd)
             else:
-                module = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
-        self.encoding = module
+                self.encoding = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
         self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
         self.key = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_key else None
         self.key_bias = nn.Parameter(torch.empty(num_heads, dim, **dd)) if 'key_bias' in terms else None
