@@ -190,12 +190,19 @@ def test_images_of_224_pixels_stay_under_1_6_gib(encoding, terms, device):
 
 
 def test_inputs_that_do_not_fit_are_named():
-    attn = SelfAttention2d(8, 2)
-    for shape in ((2, 8, 4, 4), (4, 4, 8), (2, 4, 4, 7), (2, 0, 4, 8), (2, 16, 8)):
-        with pytest.raises(ValueError, match=rf'{re.escape(str(list(shape)))}: needs shape \(B, H, W, 8\)'):
-            attn(torch.randn(shape))
-        with pytest.raises(ValueError, match='needs shape'):
-            attn.attention_probs(torch.randn(shape))
+    attn = SelfAttention2d(8, 2, TERMS)
+    for use in (attn, attn.attention_probs, attn.keys):
+        for shape in ((2, 8, 4, 4), (4, 4, 8), (2, 4, 4, 7), (2, 0, 4, 8), (2, 16, 8)):
+            with pytest.raises(ValueError, match=rf'{re.escape(str(list(shape)))}: needs shape \(B, H, W, 8\)'):
+                use(torch.randn(shape))
+    for shape in ((2, 2, 12, 8), (3, 2, 16, 8)):
+        with pytest.raises(ValueError, match=rf'key of .*{shape[2]}, 8\]: needs keys of 2 images or 1, of 16 pixels'):
+            attn(torch.zeros(2, 4, 4, 8), torch.zeros(shape))
+    for heads in ([], [0, 2], [-1]):
+        with pytest.raises(ValueError, match=rf'heads={re.escape(str(heads))}: needs one or more heads from 0 to 1'):
+            attn.keep_heads(heads)
+    with pytest.raises(ValueError, match=r"terms=\('position',\): only layers with content or key_bias have keys"):
+        SelfAttention2d(8, 2).keys(torch.zeros(2, 4, 4, 8))
     with pytest.raises(ValueError, match=r'5 positions.*reaches 4.*set_input_size'):
         SelfAttention2d(8, 2, encoding='learned', grid_size=(4, 4))(torch.zeros(1, 4, 5, 8))
 

@@ -96,7 +96,7 @@ def test_statistics_of_all_passes_in_one_buffer_load():
 def test_bad_arguments_are_named():
     for kwargs, match in (
             (dict(kind='global'), "kind='global': needs one of"), (dict(dim=48), 'dim=48: needs a multiple of 32'),
-            (dict(kernel_size=4), 'kernel_size=4: needs an odd number')):
+            (dict(kernel_size=4), 'kernel_size=4: needs an odd number'), (dict(passes=0), 'passes=0: needs')):
         with pytest.raises(ValueError, match=match):
             SanAttention2d(**dict(dict(dim=32), **kwargs))
     with pytest.raises(ValueError, match=r'\[1, 4, 2, 3\]: needs a height and width of at least 3'):

@@ -17,10 +17,13 @@ __all__ = ['SelfAttention2d']
 
 @torch.fx.wrap
 @register_notrace_function
-def check_input(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return x, or raise a ValueError if its shape is not (B, H, W, dim)."""
+def check_input(x: torch.Tensor, dim: int, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """Return x, or raise a ValueError if its shape is not (B, H, W, dim), or if keys do not fit it."""
     if x.dim() != 4 or x.shape[3] != dim or x.shape[1] == 0 or x.shape[2] == 0:
         raise ValueError(f'x of shape {list(x.shape)}: needs shape (B, H, W, {dim}), H and W of at least 1')
+    pixels = x.shape[1] * x.shape[2]
+    if key is not None and ((key.shape[0] != x.shape[0] and key.shape[0] != 1) or key.shape[2] != pixels):
+        raise ValueError(f'key of shape {list(key.shape)}: needs keys of {x.shape[0]} images or 1, of {pixels} pixels')
     return x
 
 
@@ -76,10 +79,9 @@ class SelfAttention2d(nn.Module):
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
-        terms = check_terms(terms, encoding)
         check_sizes(dim=dim, num_heads=num_heads)
 
-        self.terms = terms
+        self.terms = terms = check_terms(terms, encoding)
         self.kind = encoding
         self.dim = dim
         self.num_heads = num_heads
@@ -116,8 +118,10 @@ class SelfAttention2d(nn.Module):
             trunc_normal_(self.key_bias, std=0.02)
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
-        """Return keys of x, shape (B, heads, H W, dim), for terms with content or key_bias."""
-        assert self.key is not None
+        """Return keys of x, shape (B, heads, H W, dim), or raise a ValueError if the terms need none."""
+        if self.key is None:
+            raise ValueError(f'terms={self.terms}: only layers with content or key_bias have keys')
+        x = check_input(x, self.dim)
         key = self.key(self.encoding(x) if self.absolute else x)
         return key.view(x.shape[0], x.shape[1] * x.shape[2], self.num_heads, self.dim).transpose(1, 2)
 
@@ -143,7 +147,9 @@ class SelfAttention2d(nn.Module):
         return fused
 
     def keep_heads(self, heads: Sequence[int]) -> None:
-        """Keep these heads, in this order, and remove the parameters of the others."""
+        """Keep these heads, in this order, or raise a ValueError. Remove the parameters of the others."""
+        if len(heads) == 0 or not set(heads) <= set(range(self.num_heads)):
+            raise ValueError(f'heads={list(heads)}: needs one or more heads from 0 to {self.num_heads - 1}')
         index = torch.tensor(heads)
         channels = (index[:, None] * self.dim + torch.arange(self.dim)).flatten()
         if self.relative:
@@ -213,9 +219,9 @@ class SelfAttention2d(nn.Module):
             content they are expanded over the batch, not copied.
 
         Raises:
-            ValueError: If x has the wrong shape.
+            ValueError: If x or key has the wrong shape.
         """
-        batch, height, width, _ = check_input(x, self.dim).shape
+        batch, height, width, _ = check_input(x, self.dim, key).shape
         query, key, rows, cols, cross = self.score_parts(x, key)
         probs = dense_scores(query, key, rows, cols, cross).softmax(dim=-1)
         probs = probs.view(probs.shape[0], self.num_heads, height, width, height, width)
@@ -225,9 +231,9 @@ class SelfAttention2d(nn.Module):
         """Map x, shape (B, H, W, dim), to the same shape. ``key`` replaces the keys of x, see :meth:`keys`.
 
         Raises:
-            ValueError: If x has the wrong shape.
+            ValueError: If x or key has the wrong shape.
         """
-        x = check_input(x, self.dim)
+        x = check_input(x, self.dim, key)
         explicit = not self.fused_attn
         if not torch.jit.is_scripting():
             # profilers hook all modules, and need no map

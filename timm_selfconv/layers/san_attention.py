@@ -204,7 +204,7 @@ class SanAttention2d(nn.Module):
             raise ValueError(f'kind={kind!r}: needs one of {KINDS}')
         if not isinstance(dim, int) or dim < 32 or dim % 32:
             raise ValueError(f'dim={dim!r}: needs a multiple of 32')
-        check_sizes(kernel_size=kernel_size)
+        check_sizes(kernel_size=kernel_size, passes=passes)
         if kernel_size % 2 == 0:
             raise ValueError(f'kernel_size={kernel_size}: needs an odd number')
         self.patchwise = kind == 'patchwise'
