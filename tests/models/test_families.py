@@ -111,3 +111,5 @@ def test_other_ways_to_take_features_are_refused(name, feature_cls):
     """Hooks run once for a shared module, and never for a stage that is not called as one module."""
     with pytest.raises(ValueError, match=f"feature_cls='{feature_cls}': {name} needs 'getter'"):
         timm.create_model(name, features_only=True, feature_cls=feature_cls, **SHALLOW[name])
+    with pytest.raises(TypeError, match='out_indices'):  # without features_only
+        timm.create_model(name, out_indices=(0,), **SHALLOW[name])

@@ -7,9 +7,9 @@ from timm.models import build_model_with_cfg
 from timm.models._builder import resolve_pretrained_cfg
 
 from timm_selfconv.layers.parameters import keep_from_decay
-from ._base import ZooNet
 from timm_selfconv.weights import LICENSE
 from timm_selfconv.weights.loading import weight_sources, weights_file
+from ._base import ZooNet
 
 __all__ = ['CIFAR10_CLASSES', 'CIFAR10_MEAN', 'CIFAR10_STD', 'build_net', 'cifar_cfgs', 'zoo_names']
 
@@ -46,12 +46,12 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
         RuntimeError: If pretrained weights do not exist or cannot be downloaded.
         ValueError: If ``feature_cls`` would miss features.
     """
-    if issubclass(model_cls, ZooNet):
-        feature_cls = kwargs.get('feature_cls', 'getter')
-        if kwargs.get('features_only') and feature_cls != 'getter':
+    features = kwargs.get('features_only') and issubclass(model_cls, ZooNet)
+    if features:
+        kwargs.setdefault('out_indices', None)
+        if kwargs.setdefault('feature_cls', 'getter') != 'getter':
             raise ValueError(  # hooks fail for modules that are shared or never called
-                f"feature_cls={feature_cls!r}: {variant} needs 'getter', its default")
-        kwargs['feature_cfg'] = dict(out_indices=kwargs.pop('out_indices', None), feature_cls='getter')
+                f"feature_cls={kwargs['feature_cls']!r}: {variant} needs 'getter', its default")
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay'))
         if not (cfg.has_weights or cfg.state_dict):
@@ -63,7 +63,7 @@ def build_net(model_cls: Type[ModelT], variant: str, pretrained: bool, **kwargs:
         if file is not None:
             kwargs['pretrained_cfg_overlay'] = dict(kwargs.get('pretrained_cfg_overlay') or {}, file=str(file))
     model = build_model_with_cfg(model_cls, variant, pretrained, **kwargs)
-    if kwargs.get('features_only') and issubclass(model_cls, ZooNet):
+    if features:
         net: Any = model.model  # timm's wrapper does not forward no_weight_decay
         keep_from_decay(model, {f'model.{name}' for name in net.no_weight_decay()})
     return model
