@@ -21,7 +21,7 @@ def relative_table(table: torch.Tensor, size: int, queries: Optional[torch.Tenso
     Args:
         table: One row per offset, from ``-(reach - 1)`` to ``reach - 1``, shape (2 reach - 1, dim).
         size: Number of keys along the axis.
-        queries: Positions of the queries, see :func:`axis_offsets`.
+        queries: Positions of the queries, shape (queries,); default: all keys.
 
     Returns:
         Encodings, shape (queries, size, dim), query before key.

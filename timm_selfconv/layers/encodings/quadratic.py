@@ -14,21 +14,13 @@ __all__ = ['QuadraticEncoding', 'around_nearest', 'axis_offsets', 'gaussian_axis
 
 @torch.fx.wrap
 @register_notrace_function
-def axis_offsets(size: int, like: torch.Tensor, queries: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """Return offsets ``key - query`` along one axis.
+def axis_offsets(size: int, like: torch.Tensor) -> torch.Tensor:
+    """Return offsets ``key - query`` along one axis, in pixels, shape (size, size), query before key.
 
-    Args:
-        size: Number of keys along the axis.
-        like: Tensor with the device and the dtype (at least float32) of the result.
-        queries: Positions of the queries, shape (queries,); default: all keys.
-
-    Returns:
-        Offsets in pixels, shape (queries, size), query before key.
+    They are on the device of ``like``, in its dtype or at least float32.
     """
     positions = torch.arange(size, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
-    if queries is None:
-        queries = positions
-    return positions[None, :] - queries[:, None]
+    return positions[None, :] - positions[:, None]
 
 
 def gaussian_axis_scores(
@@ -46,7 +38,7 @@ def gaussian_axis_scores(
         centers: Centre of each head along the axis, in pixels, shape (heads,).
         precision: Inverse variance of each head along the axis, in 1 / pixels^2, shape (heads,).
         size: Number of keys along the axis.
-        queries: Positions of the queries, see :func:`axis_offsets`.
+        queries: Positions of the queries, shape (queries,); default: all keys.
 
     Returns:
         Scores, shape (heads, queries, size), query before key.
@@ -65,9 +57,9 @@ def around_nearest(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Split ``delta - centre`` at the key nearest to the centre.
 
-    For centres, shape (heads,), and queries as in :func:`axis_offsets`, return the offset from the nearest key to each
-    key, shape (heads, queries, size), and from the centre to the nearest key, shape (heads, queries, 1). Centres are
-    clamped to +-1e30, like precisions, to avoid 0 * inf.
+    Arguments are as in :func:`gaussian_axis_scores`. Return the offset from the nearest key to each key, shape (heads,
+    queries, size), and from the centre to the nearest key, shape (heads, queries, 1). Centres are clamped to +-1e30,
+    like precisions, to avoid 0 * inf.
     """
     keys = torch.arange(size, device=centers.device, dtype=torch.promote_types(centers.dtype, torch.float32))
     centers = centers.to(keys.dtype).clamp(-1e30, 1e30)[:, None, None]
