@@ -117,9 +117,8 @@ class ResVit(BlockNet):
         return self.blocks[0].attn.num_heads * self.num_features * self.pos_embed.shape[1]
 
     def set_grid_size(self, grid_size: Tuple[int, int]) -> None:
-        with torch.no_grad():
-            resampled = resample_abs_pos_embed(self.pos_embed, list(grid_size), list(self.grid_size))
-        self.pos_embed = nn.Parameter(resampled, requires_grad=self.pos_embed.requires_grad)
+        table = resample_abs_pos_embed(self.pos_embed.detach(), list(grid_size), list(self.grid_size))
+        self.pos_embed = nn.Parameter(table, self.pos_embed.requires_grad)
         self.grid_size = grid_size
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
