@@ -41,9 +41,7 @@ def convert_released(state_dict: Dict[str, torch.Tensor], patch_size: int) -> Di
 
     stem = out['stem.weight']
     out['stem.weight'] = stem.view(stem.shape[0], patch_size, patch_size, -1).permute(0, 3, 1, 2).contiguous()
-    for name in [n for n in out if n.endswith('encoding.row_keys')]:  # position-only learned layers
-        prefix = name[:-len('row_keys')]
-        for kind in ('table', 'keys'):
-            row, col = prefix + f'row_{kind}', prefix + f'col_{kind}'
-            out[row], out[col] = out[col], out[row]
+    if any(name.endswith('encoding.row_keys') for name in out):  # position-only learned layers
+        other = dict(row='col', col='row')
+        out = {re.sub(r'(row|col)(?=_(table|keys)$)', lambda axis: other[axis[0]], n): v for n, v in out.items()}
     return out
