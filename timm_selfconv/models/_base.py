@@ -4,7 +4,8 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 import torch
 import torch.nn as nn
 
-from timm.layers import ClassifierHead, DropPath, LayerType, Mlp, get_act_layer, get_device_dtype, to_2tuple
+from timm.layers import ClassifierHead, DropPath, Format, LayerType, Mlp, get_act_layer, get_device_dtype, nchw_to, \
+    nhwc_to, to_2tuple
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
@@ -155,10 +156,8 @@ class ZooNet(nn.Module):
         assert output_fmt in ('NCHW', 'NHWC'), 'Output format must be one of NCHW or NHWC.'
         take_indices, max_index = feature_take_indices(self.depth, indices)
         x, taken = self.forward_layers(x, take_indices, max_index + 1 if stop_early else self.depth)
-        intermediates = [self.to_grid(t) for t in taken]
-        if output_fmt != self.output_fmt:
-            axes = (0, 3, 1, 2) if output_fmt == 'NCHW' else (0, 2, 3, 1)
-            intermediates = [grid.permute(axes) for grid in intermediates]
+        to_format = nchw_to if self.output_fmt == 'NCHW' else nhwc_to
+        intermediates = [to_format(self.to_grid(t), Format(output_fmt)) for t in taken]
         if intermediates_only:
             return intermediates
         return self.to_features(x), intermediates
