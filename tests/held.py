@@ -1,6 +1,6 @@
 """Memory that layers use while they compute, also with fake tensors."""
-import contextlib
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -9,17 +9,12 @@ from torch.utils._pytree import tree_leaves
 
 from timm_selfconv.layers import functional
 
-TORCH = torch.torch_version.TorchVersion(torch.__version__)
-needs_fakes = pytest.mark.skipif(TORCH < '2.14', reason='torch 2.7 asks the driver for fake tensors, or aborts')
+needs_fakes = pytest.mark.skipif(torch.__version__ < '2.14', reason='torch 2.7 asks the driver for fakes, or aborts')
 
 
-@contextlib.contextmanager
 def held_at_once(nbytes):
     """Limit the bytes of chunks and explicit scores, so that small inputs are split too."""
-    with pytest.MonkeyPatch.context() as patch:
-        for limit in ('CPU_BYTES', 'DEVICE_BYTES', 'SCORE_BYTES'):
-            patch.setattr(functional, limit, nbytes)
-        yield
+    return mock.patch.multiple(functional, CPU_BYTES=nbytes, DEVICE_BYTES=nbytes, SCORE_BYTES=nbytes)
 
 
 class Memory(TorchDispatchMode):
