@@ -10,9 +10,8 @@ from tiny_nets import noise, randomised
 def attention(kind='pairwise', **kwargs):
     """Make a layer in eval mode with parameters and statistics that are neither near zero nor symmetric."""
     attn = randomised(SanAttention2d(64, kind, dtype=torch.float64, **kwargs))
-    for name, statistics in attn.named_buffers():
-        if not name.endswith('num_batches_tracked'):
-            statistics.uniform_(0.5, 1.5)
+    for statistics in filter(torch.is_floating_point, attn.buffers()):  # without the number of batches
+        statistics.uniform_(0.5, 1.5)
     return attn
 
 

@@ -35,12 +35,10 @@ def checkpoint(kind):
     return state
 
 
-def linear(state, name, x):
-    return F.linear(x, state[f'{name}.weight'], state[f'{name}.bias'])
-
-
-def norm(state, name, x):
-    return F.layer_norm(x, (D,), state[f'{name}.LayerNorm.weight'], state[f'{name}.LayerNorm.bias'], 1e-12)
+def apply(state, name, x):
+    """Apply a Linear, or else a LayerNorm."""
+    weight, bias = state[f'{name}.weight'], state[f'{name}.bias']
+    return F.linear(x, weight, bias) if weight.dim() == 2 else F.layer_norm(x, (D,), weight, bias, 1e-12)
 
 
 def scores(state, own, kind, heads, x):
@@ -58,7 +56,7 @@ def scores(state, own, kind, heads, x):
         along_second = torch.einsum('jld,hd->jhl', row, state[f'{own}head_keys_row.weight'])
         along_first = torch.einsum('ikd,hd->ihk', col, state[f'{own}head_keys_col.weight'])
         return (along_first[:, None, :, :, None] + along_second[None, :, :, None])[None]
-    q, k = (linear(state, own + name, x).view(-1, SIZE, SIZE, heads, D) for name in ('query', 'key'))
+    q, k = (apply(state, own + name, x).view(-1, SIZE, SIZE, heads, D) for name in ('query', 'key'))
     score = torch.einsum('bijhd,bklhd->bijhkl', q, k)
     score = score + torch.einsum('bijhd,ikd->bijhk', q[..., :D // 2], row)[..., None]
     return (score + torch.einsum('bijhd,jld->bijhl', q[..., D // 2:], col)[..., None, :]) / D ** 0.5
@@ -67,16 +65,16 @@ def scores(state, own, kind, heads, x):
 def released_logits(state, kind, x):
     x = x.permute(0, 2, 3, 1)  # channels of a block: row in block, column in block, colour
     x = torch.cat([x[:, r::2, c::2] for r in (0, 1) for c in (0, 1)], dim=-1)
-    x = linear(state, 'features_upscale', x)
+    x = apply(state, 'features_upscale', x)
     for i, heads in enumerate(HEADS):
         layer = f'encoder.layer.{i}.'
         probs = scores(state, f'{layer}attention.self.', kind, heads, x).flatten(-2).softmax(-1)
         gathered = (probs @ x.flatten(1, 2)[:, None, None]).flatten(3)
-        out = linear(state, f'{layer}attention.output.dense', linear(state, f'{layer}attention.self.value', gathered))
-        x = norm(state, f'{layer}attention.output', out + x)
-        hidden = F.gelu(linear(state, f'{layer}intermediate.dense', x))
-        x = norm(state, f'{layer}output', linear(state, f'{layer}output.dense', hidden) + x)
-    return linear(state, 'classifier', x.mean((1, 2)))
+        out = apply(state, f'{layer}attention.output.dense', apply(state, f'{layer}attention.self.value', gathered))
+        x = apply(state, f'{layer}attention.output.LayerNorm', out + x)
+        hidden = F.gelu(apply(state, f'{layer}intermediate.dense', x))
+        x = apply(state, f'{layer}output.LayerNorm', apply(state, f'{layer}output.dense', hidden) + x)
+    return apply(state, 'classifier', x.mean((1, 2)))
 
 
 @pytest.mark.parametrize('kind', ['quadratic', 'quadratic_gen', 'learned', 'learned_content'])
