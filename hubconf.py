@@ -1,6 +1,6 @@
 """Entrypoints for torch.hub: ``torch.hub.load(repo, 'sa_quadratic_tiny_cifar', pretrained=True)``.
 
-One for each net; it takes what timm.create_model does: pretrained, num_classes, in_chans, img_size, features_only.
+One per net, with the arguments of timm.create_model: pretrained, num_classes, in_chans, img_size, features_only.
 """
 import functools
 

@@ -10,7 +10,7 @@
 - data: datasets and pictures. files: atomic writes.
 - cli, commands: ``timm-selfconv``, also as ``python -m timm_selfconv``.
 
-Imports run one way: commands, then look, measure and training, then theory, weights and data, then models, then layers.
+Imports run one way: commands; then look, measure, training; then theory, data; then models; then layers, weights.
 """
 from .look.attention_maps import attention_maps
 from .models import SAN, ResNetCifar, ResVit, SelfAttentionNet

@@ -68,7 +68,7 @@ class ConvAttention(nn.Module):
         """
         Args:
             conv: A plain convolution.
-            alpha: Inverse width of the Gaussians.
+            alpha: Sharpness of the heads' scores ``-alpha |delta - Delta|^2``, in 1 / pixels^2, above 0.
         """
         super().__init__()
         self.in_channels = conv.in_channels
