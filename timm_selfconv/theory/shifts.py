@@ -30,7 +30,7 @@ class ShiftReport:
     """Heads that became shifts.
 
     Attributes:
-        shifts: (head, (row, column)) pairs for each layer, offsets in pixels from the query.
+        shifts: (head, (row, column)) pairs for each layer, once for a shared layer, offsets in pixels from the query.
         lost: For each layer the mean attention that these heads gave to other pixels, None without shifts. The
             conversion of a layer is exact if this is 0.
     """
@@ -161,6 +161,7 @@ def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, Shif
     check_threshold(threshold)
     if isinstance(model, ConVit):
         return convit_to_shifts(model, threshold)
-    position_layers(model)
-    report = report_shifts(look_at_layers(model, None, most_attended), threshold)
+    layers = position_layers(model)
+    # shared layers run several times, with the same maps
+    report = report_shifts(look_at_layers(model, None, most_attended)[:len(layers)], threshold)
     return with_shifts(model, report.shifts), report
