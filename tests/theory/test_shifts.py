@@ -112,10 +112,12 @@ def test_other_nets_and_bad_shifts_are_named(small_net):
         with pytest.raises(ValueError, match='needs SelfAttention2d layers that attend by position only'):
             to_shifts(small_net(name))
     net = small_net('sa_quadratic_cifar')
-    for wrong in ([(2, (0, 0))], [(0, (0, 0)), (0, (0, 1))]):
-        with pytest.raises(ValueError, match='needs heads from 0 to 1, each once'):
-            with_shifts(net, [wrong, [], []])
-    with pytest.raises(ValueError, match='shifts for 1 layers: needs them for 3'):
-        with_shifts(net, [[]])
+    once, whole = 'needs heads from 0 to 1, each once', r'shifts=\[.*\]: needs whole offsets'
+    for shifts, match in (
+            ([[(2, (0, 0))], [], []], once), ([[(0, (0, 0)), (0, (0, 1))], [], []], once),
+            ([[(0, (0, 0.5))], [], []], whole), ([[(1, (0,))], [], []], whole),
+            ([[]], 'shifts for 1 layers: needs them for 3')):
+        with pytest.raises(ValueError, match=match):
+            with_shifts(net, shifts)
     with pytest.raises(ValueError, match='threshold=2: needs a number from 0 to 1'):
         to_shifts(net, 2)

@@ -64,8 +64,10 @@ class ShiftAttention2d(nn.Module):
         if not heads or len(heads) + len(others) != attn.num_heads:
             raise ValueError(f'shifts={list(shifts)}: needs heads from 0 to {attn.num_heads - 1}, each once')
         self.dim, self.num_heads, self.terms = attn.dim, attn.num_heads, attn.terms
-        offsets = torch.tensor([offset for _, offset in shifts], device=next(attn.parameters()).device)
-        self.register_buffer('offsets', offsets.long())
+        offsets = torch.tensor([offset for _, offset in shifts])
+        if offsets.shape[1:] != (2,) or bool((offsets != offsets.long()).any()):
+            raise ValueError(f'shifts={list(shifts)}: needs whole offsets, (row, column)')
+        self.register_buffer('offsets', offsets.long().to(next(attn.parameters()).device))
         own: Any = copy.deepcopy(attn)
         own.keep_heads(heads)
         self.value, self.proj, self.proj_drop = own.value, own.proj, own.proj_drop
@@ -105,8 +107,8 @@ def with_shifts(model: nn.Module, shifts: Sequence[Sequence[Shift]]) -> nn.Modul
         shifts: (head, (row, column)) pairs for each layer, offsets in pixels from the query.
 
     Raises:
-        ValueError: If a layer looks at content, the number of layers is wrong, a head does not exist, or part of a
-            layer is wrapped, parametrized or hooked.
+        ValueError: If a layer looks at content, the number of layers is wrong, a head does not exist, an offset is not
+            whole, or part of a layer is wrapped, parametrized or hooked.
     """
     layers = position_layers(model)
     if len(shifts) != len(layers):
@@ -156,7 +158,8 @@ def to_shifts(model: nn.Module, threshold: float = 0.2) -> Tuple[nn.Module, Shif
         The net, in the same mode and on the same device, and a report.
 
     Raises:
-        ValueError: If the net looks at content or has no such layers, or the threshold is not from 0 to 1.
+        ValueError: If the net looks at content or has no such layers, the threshold is not from 0 to 1, or part of a
+            layer is wrapped, parametrized or hooked.
     """
     check_threshold(threshold)
     if isinstance(model, ConVit):
