@@ -76,6 +76,7 @@ def test_a_convolution_is_computed_in_float64_and_has_the_layer_s_dtype():
 
 @pytest.mark.parametrize('attn,kwargs,match', [
     (make_layer(), dict(kernel_size=4), r'kernel_size=4: needs odd numbers up to \(31, 31\) on a grid of \(16, 16\)'),
+    *((make_layer(), dict(kernel_size=k), 'kernel_size=.*: needs a positive') for k in (0, 3., (3,), (3, 3, 3))),
     (make_layer('sinusoid', terms=('content',)), {}, 'attention depends on content'),
     (torch.nn.Linear(4, 4), {}, 'attn=Linear: needs a SelfAttention2d'),
     (conv_to_attention(torch.nn.Conv2d(2, 2, 3)), {}, 'ConvAttention has its own'),

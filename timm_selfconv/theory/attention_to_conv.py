@@ -7,7 +7,6 @@ from typing import Any, Literal, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
-from timm.layers import to_2tuple
 from timm.models._input import get_model_input_config
 from torchvision.transforms.functional import center_crop
 
@@ -16,6 +15,7 @@ from timm_selfconv.layers.conv_attention import CONVS, Conv, tap_centers
 from timm_selfconv.layers.parameters import check_dense
 from timm_selfconv.models import SelfAttentionNet
 from .pruning import check_net
+from .residual import check_kernel_size
 
 __all__ = ['ConvNhwc', 'attention_to_conv', 'attention_to_convs', 'head_kernels']
 
@@ -125,8 +125,10 @@ def attention_to_conv(
     height, width = grid_size or (16, 16)
     odd = height - 1 + height % 2, width - 1 + width % 2
     largest = odd if learned else (2 * height - 1, 2 * width - 1)
-    kernel = choose_kernel_size(head_kernels(attn, largest), odd) if kernel_size is None else to_2tuple(kernel_size)
-    if any(side % 2 == 0 or not 1 <= side <= limit for side, limit in zip(kernel, largest)):
+    if kernel_size is None:
+        kernel_size = choose_kernel_size(head_kernels(attn, largest), odd)
+    kernel = check_kernel_size(kernel_size)
+    if any(side % 2 == 0 or side > limit for side, limit in zip(kernel, largest)):
         raise ValueError(f'kernel_size={kernel_size}: needs odd numbers up to {largest} on a grid of {height, width}')
 
     double = copy.deepcopy(attn).cpu().double().fuse()
