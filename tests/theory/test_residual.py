@@ -43,6 +43,8 @@ def test_taps_lie_where_torch_s_same_padding_puts_them(kernel_size):
     torch.testing.assert_close(convolved, F.conv2d(x[None, None], weight[None, None], padding='same')[0, 0])
     valid = interior(convolved, kernel_size)
     torch.testing.assert_close(valid, F.conv2d(x[None, None], weight[None, None])[0, 0])
+    with pytest.raises(ValueError, match=r'maps of shape \[8, 7, 7, 8\]'):
+        at_taps(x.T[..., None, None].expand(8, 7, 7, 8), kernel_size)
 
 
 @pytest.mark.parametrize('kernel,heads', [(2, 4), (3, 9), ((3, 2), 3), ([(0, 0), (3, -2), (-1, 4)], 3)])

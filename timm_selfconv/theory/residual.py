@@ -70,7 +70,7 @@ def near_taps(maps: torch.Tensor, kernel: Kernel) -> Tuple[torch.Tensor, torch.T
     offsets = kernel if isinstance(kernel, torch.Tensor) else tap_offsets(kernel)
     if offsets.dim() != 2 or offsets.shape[1] != 2 or not len(offsets) or bool((offsets != offsets.long()).any()):
         raise ValueError(f'kernel of shape {list(offsets.shape)}: needs whole offsets of shape (taps, 2)')
-    height, width = maps.shape[-2:]
+    height, width = grid_size(maps)
     rows, cols = (torch.arange(n, device=maps.device)[:, None] + own
                   for n, own in zip((height, width), offsets.long().to(maps.device).T))
     near_rows, near_cols = rows.clamp(0, height - 1), cols.clamp(0, width - 1)
@@ -88,6 +88,9 @@ def at_taps(maps: torch.Tensor, kernel: Kernel) -> torch.Tensor:
 
     Returns:
         Shape (..., taps, H, W), in the order of :func:`tap_offsets` or of the offsets, zero for taps outside the grid.
+
+    Raises:
+        ValueError: If the maps or the offsets have another shape, or the kernel size is invalid.
     """
     near, on_grid = near_taps(maps, kernel)
     return (near * on_grid).movedim(-1, -3)
