@@ -70,10 +70,11 @@ def test_statistics_of_heads_against_loops(height, width, seed, sharpness):
 
 
 def test_axes_before_the_queries_are_kept():
-    maps = [random_maps(3, 4, seed=seed) for seed in range(6)]
+    maps = torch.stack([random_maps(3, 4, seed=seed) for seed in range(6)])
     for statistic in (center_of_mass, spread, entropy, mean_distance, translation_consistency, mirror_symmetry):
-        together = statistic(torch.stack(maps).unflatten(0, (2, 3)))
+        together = statistic(maps.unflatten(0, (2, 3)))
         torch.testing.assert_close(together, torch.stack([statistic(m) for m in maps]).unflatten(0, (2, 3)))
+        torch.testing.assert_close(statistic(maps.half()).double().view_as(together), together, rtol=0, atol=0.01)
         with pytest.raises(ValueError, match=r'maps of shape \[3, 4, 4, 3\]'):
             statistic(torch.ones(3, 4, 4, 3))
 

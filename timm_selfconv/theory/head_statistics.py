@@ -17,9 +17,8 @@ __all__ = [
 def center_of_mass(maps: torch.Tensor) -> torch.Tensor:
     """Mean offset of each query's attention, (row, column) in pixels, shape (..., H, W, 2)."""
     height, width = grid_size(maps)
-    rows = torch.einsum('...ijk,ik->...ij', maps.sum(-1), axis_offsets(height, maps))
-    cols = torch.einsum('...ijl,jl->...ij', maps.sum(-2), axis_offsets(width, maps))
-    return torch.stack([rows, cols], dim=-1)
+    rows, cols = maps.sum(-1) * axis_offsets(height, maps)[:, None], maps.sum(-2) * axis_offsets(width, maps)
+    return torch.stack([rows.sum(-1), cols.sum(-1)], dim=-1)
 
 
 def spread(maps: torch.Tensor) -> torch.Tensor:
@@ -41,7 +40,7 @@ def mean_distance(maps: torch.Tensor) -> torch.Tensor:
     """Mean Euclidean distance between a query and its keys, in pixels, shape (..., H, W)."""
     height, width = grid_size(maps)
     distance = torch.hypot(axis_offsets(height, maps)[:, None, :, None], axis_offsets(width, maps)[None, :, None, :])
-    return torch.einsum('...ijkl,ijkl->...ij', maps, distance)
+    return (maps * distance).sum((-2, -1))
 
 
 def translation_consistency(maps: torch.Tensor) -> torch.Tensor:
