@@ -67,6 +67,8 @@ def test_statistics_of_heads_against_loops(height, width, seed, sharpness):
     assert translation_consistency(maps) == pytest.approx(loop_consistency(maps))
     assert mirror_symmetry(maps) == pytest.approx(loop_symmetry(maps))
     assert mirror_symmetry(maps.transpose(0, 1).transpose(2, 3), -2) == pytest.approx(loop_symmetry(maps))
+    with pytest.raises(ValueError, match='dim=2: needs -1 for left and right, or -2'):
+        mirror_symmetry(maps, 2)
 
 
 def test_axes_before_the_queries_are_kept():

@@ -73,10 +73,14 @@ def mirror_symmetry(maps: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Returns:
         One number per head, shape (...); 1 without such columns.
+
+    Raises:
+        ValueError: If there is no such dimension to mirror.
     """
-    if dim == -2:
-        maps = maps.transpose(-1, -2).transpose(-3, -4)
-    _, width = grid_size(maps)
+    if dim not in (-1, -2):
+        raise ValueError(f'dim={dim}: needs -1 for left and right, or -2 for up and down')
+    width = grid_size(maps)[dim]
+    maps = maps.transpose(dim, -1).transpose(dim - 2, -3)
     common, weight = maps.new_zeros(maps.shape[:-4]), maps.new_zeros(maps.shape[:-4])
     for j in range(1, width - 1):
         reach = min(j, width - 1 - j)
