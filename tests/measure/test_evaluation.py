@@ -38,8 +38,8 @@ def folder(tmp_path):
 
 
 def test_accuracies_of_a_classifier_that_is_known(folder):
-    result = evaluate(RedMeter(), str(folder), batch_size=3)
-    assert result.images == 20 and result.images_per_second > 0
+    result = evaluate(model := RedMeter(), str(folder), batch_size=3)
+    assert result.images == 20 and result.images_per_second > 0 and model.training
     assert (result.top1, result.top5) == pytest.approx((18 / 20, 19 / 20))  # the top 5 of the picture like 8 include 9
     assert result.per_class == {**dict.fromkeys(CIFAR10_CLASSES, 1), 'truck': 0}
     assert list(result.per_class) == list(CIFAR10_CLASSES)

@@ -1,4 +1,5 @@
 """Accuracy on a dataset."""
+import copy
 import hashlib
 import time
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def evaluate(
     The names of the labels are matched with ``label_names`` of the model.
 
     Args:
-        model: The classifier, with a timm configuration.
+        model: The classifier, with a timm configuration. It does not change.
         data: A folder in the parquet layout of the Hub, a folder with a folder per class, or a dataset of the Hub
             ('hfds/uoft-cs/cifar10').
         input_key, target_key: Columns of images and labels.
@@ -70,7 +71,7 @@ def evaluate(
         dataset.target_transform = classes.__getitem__
     dataset.transform = picture_transform(model)
     loader = DataLoader(dataset, batch_size)
-    model = model.to(on).eval()
+    model = copy.deepcopy(model).to(on).eval()
     predictions, labels = [], []
     start = time.perf_counter()
     with torch.inference_mode():
