@@ -93,7 +93,7 @@ def evaluate(
 def is_cifar10_test(model: nn.Module, data: str) -> bool:
     """Return True if a dataset (:func:`evaluate`) has the 10,000 test images of CIFAR-10 with their classes.
 
-    The images have any order, and the ``label_names`` of the model number the classes.
+    The order of the images does not matter. Classes are numbered as in the ``label_names`` of the model.
     """
     dataset = open_dataset(data, 'test')
     if len(dataset) != 10_000:
