@@ -62,8 +62,9 @@ def test_content_has_an_offset_if_every_image_has_it():
 
 
 @pytest.mark.parametrize('name', ['sa_quadratic_cifar', 'sa_learned_content_cifar'])
-def test_kernels_of_nets_before_and_after(name):
+def test_kernels_of_nets_before_and_after(name, monkeypatch):
     torch.manual_seed(1)
+    monkeypatch.setattr(torch.cuda, 'manual_seed_all', lambda seed: pytest.fail('changes the seed of other devices'))
     net = timm.create_model(name, num_heads=2, img_size=16, **NARROW)
     images = torch.randn(2, 3, 16, 16)
     if name == 'sa_quadratic_cifar':

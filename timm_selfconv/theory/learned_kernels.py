@@ -120,14 +120,14 @@ def look_at_layers(model: nn.Module, images: Optional[torch.Tensor], look: Calla
 
 def untrained_copy(model: nn.Module) -> Optional[nn.Module]:
     """Copy a net and initialise it by ``init_weights`` with seed 0; None if the net cannot initialise its heads."""
-    model = copy.deepcopy(model)
-    init_weights: Any = getattr(model, 'init_weights', None)
-    if init_weights is None or any(isinstance(m, ConvAttention) for m in model.modules()):
+    net = copy.deepcopy(model).cpu()
+    init_weights: Any = getattr(net, 'init_weights', None)
+    if init_weights is None or any(isinstance(m, ConvAttention) for m in net.modules()):
         return None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would also seed other devices, for good
         init_weights()
-    return model
+    return net.to(next(model.parameters()).device)
 
 
 def learned_kernels(
