@@ -137,8 +137,8 @@ def learned_kernels(
 
     Args:
         model: A net with :class:`SelfAttention2d` layers; for maps of other nets see :func:`learned_kernel`.
-        images: Input of the net, shape (B, C, height, width). Only nets that look at content need images. Their fixed
-            heads attend to the same offset in every image.
+        images: Input of the net, shape (B, C, height, width). Needed if the net looks at content, or was not made by
+            timm. With content, fixed heads attend to the same offset in every image.
         threshold: Attention from 0 to 1 that a fixed head exceeds at every query.
 
     Raises:
