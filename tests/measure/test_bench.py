@@ -13,15 +13,17 @@ SMALL = dict(embed_dim=8, mlp_dim=12, depth=2, num_heads=3)
 
 
 def test_functions_take_turns_after_a_first_call(monkeypatch):
-    calls, clock = [], [0.]
+    calls, clock, waits = [], [0.], []
 
     def work(name, seconds):
         calls.append(name)
         clock[0] += seconds * (5 if calls.count(name) == 1 else 1)  # first calls allocate
 
     monkeypatch.setattr(time, 'perf_counter', lambda: clock[0])
+    monkeypatch.setattr(torch.accelerator, 'is_available', lambda: True)  # of any type, not only CUDA
+    monkeypatch.setattr(torch.accelerator, 'synchronize', lambda: waits.append(calls[-1]))
     seconds = time_interleaved([lambda: work('few', 0.002), lambda: work('many', 0.02)], min_run_time=0.05)
-    assert seconds == pytest.approx([0.002, 0.02]) and calls == ['few', 'many'] * 6
+    assert seconds == pytest.approx([0.002, 0.02]) and waits == calls == ['few', 'many'] * 6
     assert time_interleaved([lambda: work('twice', 0.01)], min_run_time=1e-4) == pytest.approx([0.01])
 
 

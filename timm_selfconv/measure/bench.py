@@ -50,8 +50,8 @@ def time_interleaved(steps: Sequence[Callable[[], Any]], min_run_time: float = 1
         marks = [time.perf_counter()]
         for step in steps:
             step()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
             marks.append(time.perf_counter())
         seconds.append([end - start for start, end in itertools.pairwise(marks)])
     return [statistics.median(times) for times in zip(*seconds[1:])]  # first calls allocate
@@ -97,7 +97,8 @@ def bench(
             F.cross_entropy(logits.float(), logits.argmax(1)).backward()
 
     steps = [partial(step, path) for path in paths.values()] + ([gemm_limit(net, images, train)] if ours else [])
-    seconds = torch.inference_mode(not train)(time_interleaved)(steps, min_run_time)
+    with torch.cuda.device_of(images), torch.inference_mode(not train):  # synchronize() waits for the current device
+        seconds = time_interleaved(steps, min_run_time)
     return [dict(
         path=path, img_size=img_size, batch_size=batch_size, dtype=dtype, images_per_second=batch_size / s,
         ratio=seconds[0] / s, of_gemm_limit=seconds[-1] / s if ours else None) for path, s in zip(paths, seconds)]
