@@ -41,6 +41,7 @@ def test_curves_that_ship_are_validated_after_each_of_twelve_epochs():
 
 @pytest.mark.parametrize('text,message', [
     ('{"rows": 3}', 'is no history'),
+    (json.dumps(dict(model='net', rows=ROWS)), 'needs model, grid and rows, has model, rows'),
     (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], epochs=0.25), dict(ROWS[2], epochs=1)])), r'has \[0, 0.25, 1\]'),
     (json.dumps(dict(rows=[ROWS[0], dict(epochs=1, heads=None)])), "is no history.*'train_loss'"),
     (json.dumps(dict(rows=[ROWS[0], dict(ROWS[1], eval_top1='n/a')])), 'is no history.*n/a'),

@@ -42,6 +42,8 @@ def read_history(path: Path) -> Dict[str, Any]:
         if not all(len(head) == 5 for head in heads):
             raise ValueError('needs five numbers for each head')
         [float(x) for numbers in (told, *heads) for x in numbers]
+        if not {'model', 'grid'} <= history.keys():
+            raise ValueError(f'needs model, grid and rows, has {", ".join(history)}')
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: is no history of timm-selfconv train ({type(e).__name__}: {e})') from e
     return history
