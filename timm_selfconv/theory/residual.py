@@ -22,7 +22,7 @@ class ConvResidual:
     """Distance of a layer from expressing every convolution with some taps: 0 for all, 1 for none.
 
     The residual of a tap is the squared distance of its unit vector from the span of the heads' maps. The numbers here
-    are means over taps, at least 1 - heads / taps.
+    are means over taps. They are at least 1 - heads / taps at queries with all taps on the grid.
 
     Attributes:
         per_query: Residual with separate coefficients for each query (Lemma 3), over the taps on the grid, shape
