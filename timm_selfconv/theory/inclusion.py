@@ -199,12 +199,8 @@ def include(model: nn.Module, target: Union[str, nn.Module]) -> SelfAttentionNet
     """
     net = check_net(model)
     check_dense(net)
-    if isinstance(target, str):
-        rich = create_target(target, net)
-    else:
-        rich = check_net(target)
-        check_dense(rich)
-        rich = copy.deepcopy(rich)
+    rich = create_target(target, net) if isinstance(target, str) else copy.deepcopy(check_net(target))
+    check_dense(rich)
     try:
         fill(rich, net)
     except ValueError as e:
