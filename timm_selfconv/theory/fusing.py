@@ -2,6 +2,7 @@
 import copy
 
 import torch.nn as nn
+from timm.models import reparameterize_model
 from timm.models.convit import ConVit
 
 from timm_selfconv.layers import SelfAttention2d
@@ -30,13 +31,9 @@ def fuse(model: nn.Module) -> nn.Module:
         return fuse_convit(copy.deepcopy(model))
     if isinstance(model, SelfAttention2d):
         return model.fuse()
-    layers = {name: layer for name, layer in model.named_modules(remove_duplicate=False)
-              if isinstance(layer, SelfAttention2d)}
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, SelfAttention2d)]
     if not layers:
         raise ValueError(f'model={type(model).__name__}: has no SelfAttention2d layers to fuse, and is no ConViT')
-    for name, layer in layers.items():
+    for name, layer in layers:
         check_dense(layer, ('value', 'proj'), name)
-    fused = copy.deepcopy(model).eval().requires_grad_(False)
-    for name, layer in layers.items():
-        fused.set_submodule(name, layer.fuse())
-    return fused
+    return reparameterize_model(model).eval().requires_grad_(False)
