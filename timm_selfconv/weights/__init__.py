@@ -76,8 +76,7 @@ def origin(name: str) -> Optional[str]:
 
 def teachers(name: str) -> List[str]:
     """Teachers of shipped weights, after the teachers of the weights that they started from."""
-    facts = card_facts(name)
-    begun, teacher = named_net(facts, 'initialised from'), named_net(facts, 'teacher')
+    begun, teacher = origin(name), named_net(card_facts(name), 'teacher')
     return list(dict.fromkeys([*(teachers(begun) if begun else []), *([teacher] if teacher else [])]))
 
 
