@@ -2,7 +2,7 @@
 
 - conv_to_attention: one convolution, or the convolutions of a net, as attention (Theorem 1).
 - line_encoding: Theorem 1 with an encoding of two dimensions.
-- attention_to_conv: the convolution nearest to an attention layer, or to each layer of a net.
+- attention_to_conv: a convolution that approximates an attention layer, or each layer of a net.
 - learned_kernels: the convolution that a layer learned; shifts: heads as shifts of the image.
 - inclusion: a net as a richer net with the same logits.
 - gaussians: heads as Gaussians around the query.

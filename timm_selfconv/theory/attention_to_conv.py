@@ -1,4 +1,4 @@
-"""From attention to convolution: the convolution nearest to a layer that attends by position only.
+"""From attention to convolution: an approximation of layers that attend by position only.
 
 Each head is a convolution with one channel matrix for all taps, except at the border, where softmax has fewer keys.
 """
@@ -93,7 +93,7 @@ def attention_to_conv(
         grid_size: Optional[Tuple[int, int]] = None,
         padding_mode: Optional[PaddingMode] = None,
 ) -> Tuple[Conv, float]:
-    """The convolution nearest to a layer that attends by position only.
+    """Approximate a layer that attends by position only by a convolution.
 
     Its weight is the sum over heads of the kernel (:func:`head_kernels`) times the value matrix and the projection.
 
@@ -160,7 +160,7 @@ def attention_to_convs(
         kernel_size: Optional[int] = None,
         padding_mode: Optional[PaddingMode] = None,
 ) -> SelfAttentionNet:
-    """Copy a net and replace its attention by the nearest convolutions, see :func:`attention_to_conv`.
+    """Copy a net and approximate its attention by convolutions, see :func:`attention_to_conv`.
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Layers that attend by content stay attention.
