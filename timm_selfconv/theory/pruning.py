@@ -109,7 +109,7 @@ def prune_heads(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> SelfAtt
 def truncate_values(model: nn.Module, rank: int) -> SelfAttentionNet:
     """Copy a net and replace the value matrix of each head by the nearest matrix of a rank (Eckart, Young, 1936).
 
-    A head of D_h channels has a value matrix ``W_val W_out`` of rank min(D_h, D_out) (remark on Theorem 1).
+    With D_h channels a head has a value matrix ``W_val W_out`` of rank min(D_h, D_out) or less (remark on Theorem 1).
 
     Args:
         model: A :class:`SelfAttentionNet`, which stays unchanged. Merge its adapters first.
