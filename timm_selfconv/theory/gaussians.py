@@ -52,15 +52,13 @@ def position_blobs(model: nn.Module, grid: Optional[Tuple[int, int]] = None) -> 
     """
     blobs = []
     for layer in model.modules():
-        if isinstance(layer, ConvAttention) and len(layer.kernel_size) == 2:
-            blobs.append(gaussian(layer))
-        elif isinstance(layer, SelfAttention2d) and layer.terms == ('position',):
-            if isinstance(layer.encoding, QuadraticEncoding):
-                blobs.append(gaussian(layer.encoding))
-            elif grid is not None:
-                blobs.append(moments(layer.encoding, grid))
-            else:
-                return None
-        elif isinstance(layer, (ConvAttention, SelfAttention2d)):
+        if not isinstance(layer, (ConvAttention, SelfAttention2d)):
+            continue
+        heads = layer if isinstance(layer, ConvAttention) else layer.encoding if layer.terms == ('position',) else None
+        if isinstance(heads, QuadraticEncoding) or (isinstance(heads, ConvAttention) and len(heads.kernel_size) == 2):
+            blobs.append(gaussian(heads))
+        elif isinstance(heads, LearnedEncoding) and grid is not None:
+            blobs.append(moments(heads, grid))
+        else:
             return None
     return blobs or None
