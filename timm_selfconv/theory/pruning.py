@@ -1,16 +1,18 @@
-"""Pruning of degenerate heads (appendix E of the paper), and values of a lower rank."""
+"""Smaller nets: without some heads (appendix E of the paper), with values of a lower rank, or fused for inference."""
 import copy
 from typing import Dict, Iterable, List, Mapping, Sequence
 
 import torch
 import torch.nn as nn
+from timm.models import reparameterize_model
 from timm.models._input import update_model_args
+from timm.models.convit import ConVit
 
 from timm_selfconv.layers import QuadraticEncoding, SelfAttention2d
 from timm_selfconv.layers.parameters import ATTENTION, check_dense
-from timm_selfconv.models import SelfAttentionNet
+from timm_selfconv.models import SelfAttentionNet, fuse_convit
 
-__all__ = ['condition_numbers', 'degenerate_heads', 'precision_eigenvalues', 'prune_heads', 'truncate_values']
+__all__ = ['condition_numbers', 'degenerate_heads', 'fuse', 'precision_eigenvalues', 'prune_heads', 'truncate_values']
 
 
 def check_net(model: nn.Module) -> SelfAttentionNet:
@@ -131,3 +133,30 @@ def truncate_values(model: nn.Module, rank: int) -> SelfAttentionNet:
         nearest = left[..., :rank] * singular[:, None, :rank] @ right[:, :rank]
         attn.value.weight.copy_(nearest.transpose(0, 1).flatten(1))
     return truncated
+
+
+def fuse(model: nn.Module) -> nn.Module:
+    """Copy a net for inference; the logits are equal to rounding. See :meth:`SelfAttention2d.fuse`.
+
+    A copy of timm's ConViT keeps its parameters and mode, can be trained, and takes images of any size; see
+    :class:`timm_selfconv.models.FusedConVit`.
+
+    Args:
+        model: A net or layer with :class:`SelfAttention2d`, or timm's ConViT. It stays unchanged.
+
+    Returns:
+        The copy, in eval mode with frozen parameters, except for a ConViT.
+
+    Raises:
+        ValueError: If the net has no such layers, or folded layers are adapted or hooked.
+    """
+    if isinstance(model, ConVit):
+        return fuse_convit(copy.deepcopy(model))
+    if isinstance(model, SelfAttention2d):
+        return model.fuse()
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, SelfAttention2d)]
+    if not layers:
+        raise ValueError(f'model={type(model).__name__}: has no SelfAttention2d layers to fuse, and is no ConViT')
+    for name, layer in layers:
+        check_dense(layer, ('value', 'proj'), name)
+    return reparameterize_model(model).eval().requires_grad_(False)

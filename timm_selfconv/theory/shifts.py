@@ -16,8 +16,8 @@ from timm.models.convit import ConVit
 from timm_selfconv.layers import GatedAttention, SelfAttention2d
 from timm_selfconv.layers.functional import maps_of_factors
 from timm_selfconv.layers.parameters import ATTENTION, check_dense
-from .fusing import fuse
 from .learned_kernels import HeadOffset, Offset, check_threshold, look_at_layers, most_attended
+from .pruning import fuse
 
 __all__ = ['ShiftAttention2d', 'ShiftReport', 'to_shifts', 'with_shifts']
 
