@@ -57,10 +57,11 @@ def test_degenerate_heads_follow_appendix_e():
     assert degenerate_heads(net, min_eigenvalue=1e-4) == {0: [1, 2, 4], 1: [0, 1]}
     assert degenerate_heads(prune_heads(net, degenerate_heads(net))) == {}
     # S = [[1, 1], [1, 1 + 2^-10]] has condition number 1.7e7; its precision rounded to half is singular
-    root = torch.tensor([[1., 1.], [1., 1. + 2 ** -10]]).double()
-    net.blocks[0].attn.encoding.spreads.data[1] = root
-    expected = torch.linalg.svdvals(root).flip(0).square()
-    torch.testing.assert_close(precision_eigenvalues(net.half())[0][1], expected, rtol=1e-6, atol=0)
+    for small, dtype in ((2 ** -13, torch.float32), (2 ** -10, torch.float16)):
+        root = torch.tensor([[1., 1.], [1., 1. + small]]).double()
+        net.blocks[0].attn.encoding.spreads.data[1] = root
+        expected = torch.linalg.svdvals(root).flip(0).square()
+        torch.testing.assert_close(precision_eigenvalues(net.to(dtype))[0][1], expected, rtol=1e-6, atol=0)
     isotropic = random_net('quadratic')
     isotropic.blocks[1].attn.encoding.spreads.data = torch.tensor([1., 1e-3, -1e-3, -2.])
     assert degenerate_heads(isotropic) == {1: [1, 2]}

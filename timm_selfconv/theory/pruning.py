@@ -40,7 +40,8 @@ def precision_eigenvalues(model: nn.Module) -> Dict[int, torch.Tensor]:
             raise ValueError(
                 f'model={type(model).__name__}: heads of layer {layer} have no precision; needs the encoding quadratic '
                 'or quadratic_gen with the position term, or name the heads to prune')
-        eigenvalues[layer] = torch.linalg.eigvalsh(encoding.precisions().detach().cpu().double())
+        precisions = copy.deepcopy(encoding).cpu().double().precisions().detach()  # float32 hides small eigenvalues
+        eigenvalues[layer] = torch.linalg.eigvalsh(precisions)
     return eigenvalues
 
 
