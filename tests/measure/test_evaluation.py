@@ -2,18 +2,15 @@
 import pytest
 import timm
 import torch
-import torch.nn as nn
 from PIL import Image
 
-from timm_selfconv import weights
-from timm_selfconv.measure import evaluation
-from timm_selfconv.measure.evaluation import evaluate
+from timm_selfconv.measure.evaluation import evaluate, is_cifar10_test
 from timm_selfconv.measure.tables import zoo_counts
 from timm_selfconv.models import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
-from timm_selfconv.weights import WEIGHTS_DIR
+from timm_selfconv.weights import WEIGHTS_DIR, measured_accuracy
 
 
-class RedMeter(nn.Module):
+class RedMeter(torch.nn.Module):
     """Classifies pictures by their red: class i wins at red = i / 10."""
     num_classes, pretrained_cfg = 10, dict(
         input_size=(3, 8, 8), mean=CIFAR10_MEAN, std=CIFAR10_STD, crop_pct=1.0, label_names=CIFAR10_CLASSES)
@@ -86,15 +83,15 @@ def test_data_splits_labels_and_pictures_that_do_not_fit_are_named(folder):
 
 
 def test_cifar10_is_recognised(cifar10, folder):
-    assert evaluation.is_cifar10_test(RedMeter(), cifar10)
-    assert not evaluation.is_cifar10_test(RedMeter(), str(folder))
+    assert is_cifar10_test(RedMeter(), cifar10)
+    assert not is_cifar10_test(RedMeter(), str(folder))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [p.stem for p in sorted(WEIGHTS_DIR.glob('*.safetensors'))])
 def test_shipped_nets_reach_the_accuracy_of_their_cards(name, cifar10):
     """On the first 500 images, 40 for large nets, to four standard deviations of the binomial distribution."""
-    card, images = weights.measured_accuracy(name), 40 if zoo_counts()[name.split('.')[0]]['flops'] > 1e9 else 500
+    card, images = measured_accuracy(name), 40 if zoo_counts()[name.split('.')[0]]['flops'] > 1e9 else 500
     result = evaluate(timm.create_model(name, pretrained=True), cifar10, split=f'test[:{images}]')
     assert result.images == images
     assert result.top1 == pytest.approx(card, abs=4 * (card * (1 - card) / images) ** 0.5)

@@ -5,9 +5,6 @@ import timm
 
 from timm_selfconv import weights
 from timm_selfconv.measure import tables
-from timm_selfconv.measure.published import PUBLISHED
-from timm_selfconv.measure.tables import format_tables, format_zoo, paper_tables, zoo_rows
-from timm_selfconv.models import zoo_names
 
 
 def digits(n, published):
@@ -18,8 +15,8 @@ def digits(n, published):
 
 
 def test_measured_counts_round_to_the_published_ones():
-    rows = paper_tables()
-    assert len(rows) == len(PUBLISHED)
+    rows = tables.paper_tables()
+    assert len(rows) == len(tables.PUBLISHED)
     for row in rows:
         if row['parameters'] != '-' and 'patchwise weights take more' not in row['note']:
             assert digits(row['measured']['parameters'], row['parameters']) == row['parameters']
@@ -27,7 +24,7 @@ def test_measured_counts_round_to_the_published_ones():
             assert digits(row['measured']['linear_conv_flops'], row['flops']) == row['flops']
         assert row['measured']['accuracy'] == weights.measured_accuracy(row['name'])
     json.dumps(rows)
-    text = format_tables(rows)
+    text = tables.format_tables(rows)
     assert max(map(len, text.splitlines())) <= 100 and '12,086,844' in text
     assert 'SAN patchwise, SA[3]' in text and '[3] The pub' in text  # the count that differs has a footnote
     line, = (line.split() for line in text.splitlines() if line.startswith('SAN patchwise, HA'))
@@ -35,15 +32,15 @@ def test_measured_counts_round_to_the_published_ones():
 
 
 def test_the_zoo_is_listed_with_both_papers_accuracies():
-    assert zoo_names() == timm.list_models(module=['self_attention', 'resnet_cifar', 'san', 'resvit'])
-    rows = {row['name']: row for row in zoo_rows()}
-    assert list(rows) == zoo_names()
+    assert tables.zoo_names() == timm.list_models(module=['self_attention', 'resnet_cifar', 'san', 'resvit'])
+    rows = {row['name']: row for row in tables.zoo_rows()}
+    assert list(rows) == tables.zoo_names()
     for name, row in rows.items():
         assert row['weights'] == weights.weights_path(name).is_file()
         assert (row['accuracy'] is not None) == (row['epochs'] is not None) == weights.card_path(name).is_file()
     assert rows['sa_quadratic_cifar']['paper'] == 0.938 and rows['sa_quadratic_cifar']['report'] == 0.943
     assert rows['sa_learned_content_cifar']['report'] == 0.864  # its Table 1; Table 3 repeats the paper's number
-    text = format_zoo(list(rows.values()))
+    text = tables.format_zoo(list(rows.values()))
     assert max(map(len, text.splitlines())) <= 100 and '9,686,916' in text
 
 

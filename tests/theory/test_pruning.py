@@ -3,7 +3,6 @@ import copy
 import pytest
 import timm
 import torch
-import torch.nn as nn
 from hypothesis import given, settings, strategies as st
 from timm.models import reparameterize_model
 
@@ -124,7 +123,7 @@ def test_logits_are_the_nets(kwargs):
     fused = fuse(model)
     for net in (fused, reparameterize_model(model)):
         torch.testing.assert_close(net(x), model(x), rtol=0, atol=1e-10)
-        assert all(isinstance(block.attn.proj, nn.Identity) for block in net.blocks)
+        assert all(isinstance(block.attn.proj, torch.nn.Identity) for block in net.blocks)
     assert not any(p.requires_grad for p in fused.parameters()) and all(p.requires_grad for p in model.parameters())
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
@@ -92,7 +91,7 @@ def test_heads_that_differ_by_rounding_are_one_head(dtype):
 @pytest.mark.parametrize('kernel_size', [2, 3, (3, 2)])
 def test_theorem_1_a_converted_convolution_expresses_every_other(kernel_size):
     """Keys include the padded pixels, which are removed here, so it is a convolution also at the border."""
-    conv = conv_to_attention(nn.Conv2d(2, 2, kernel_size, padding='same').double())
+    conv = conv_to_attention(torch.nn.Conv2d(2, 2, kernel_size, padding='same').double())
     rows, cols = tap_offsets(kernel_size).amin(0).neg().tolist()
     maps = conv.attention_probs((6, 7))[..., rows:rows + 6, cols:cols + 7].detach()
     result = conv_residual(maps, kernel_size)

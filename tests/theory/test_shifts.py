@@ -36,14 +36,13 @@ def test_a_layer_of_shifts_and_attention_against_dense_maps(offsets, heads, heig
     torch.testing.assert_close(ShiftAttention2d(attn, shifts)(x), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize('encoding,hierarchical', [('quadratic', False), ('quadratic', True), ('quadratic_gen', False)])
-def test_one_hot_maps_convert_exactly_borders_included(encoding, hierarchical):
-    offsets, images = [(0, 1), (-2, 0), (1, -1), (4, 0)], noise(2, 3, 8, 8)
-    net = sharp_net(offsets, encoding, hierarchical=hierarchical)
+@pytest.mark.parametrize('encoding,shared', [('quadratic', False), ('quadratic', True), ('quadratic_gen', False)])
+def test_one_hot_maps_convert_exactly_borders_included(encoding, shared):
+    """A shared layer runs twice, but has one list of shifts."""
+    net, images = sharp_net([(0, 1), (-2, 0), (1, -1), (4, 0)], encoding, hierarchical=shared), noise(2, 3, 8, 8)
     shifted, report = to_shifts(net, 0.9)
-    assert len(report.shifts) == len(net.blocks)  # a shared layer runs twice
     assert report.shifts[0] == [(0, (0, 1)), (1, (-2, 0)), (2, (1, -1)), (3, (3, 0))]  # of 4 rows, 3 reach the end
-    assert report.lost[0] == pytest.approx(0., abs=1e-12)
+    assert report.lost[0] == pytest.approx(0., abs=1e-12) and len(report.shifts) == len(net.blocks)
     assert isinstance(shifted.blocks[0].attn, ShiftAttention2d) and shifted.blocks[0].attn.rest is None
     torch.testing.assert_close(shifted(images), net(images), rtol=0, atol=1e-11)
 

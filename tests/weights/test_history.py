@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from timm_selfconv import weights
 from timm_selfconv.look.figures import shipped_curves
 from timm_selfconv.weights.history import accuracies, find_history, read_history, write_history
 
@@ -14,7 +13,7 @@ ROWS = [
 
 
 def test_a_history_is_read_back_and_found_by_run_or_net(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, 'WEIGHTS_DIR', tmp_path / 'weights')
+    monkeypatch.setattr('timm_selfconv.weights.WEIGHTS_DIR', tmp_path / 'weights')
     assert find_history(tmp_path) is None and find_history('net') is None
     write_history(tmp_path / 'history.json', 'net', [8, 8], ROWS)
     write_history(tmp_path / 'weights' / 'net.history.json', 'net', [8, 8], ROWS[:2])

@@ -11,7 +11,6 @@ from timm.models import save_for_hf
 from hub_server import serve
 from timm_selfconv.cli import main
 from timm_selfconv.weights import WEIGHTS_DIR, loading, publishing
-from timm_selfconv.weights.loading import REVISION
 
 ONE = 'resnet_tiny_cifar'
 CONTENT = (WEIGHTS_DIR / f'{ONE}.safetensors').read_bytes()
@@ -27,7 +26,7 @@ def hub(client, monkeypatch):
 
 
 def tagged(hub):
-    return hub.repos[f'org/{ONE}'][hub.tags[f'org/{ONE}', REVISION]]
+    return hub.repos[f'org/{ONE}'][hub.tags[f'org/{ONE}', loading.REVISION]]
 
 
 def test_publish_again_change_one(hub):
@@ -96,7 +95,7 @@ def load(name=ONE, **kwargs):
 
 def put(hub, content):
     hub.repos[f'timm-selfconv/{ONE}'] = [{'model.safetensors': content}]
-    hub.tags[f'timm-selfconv/{ONE}', REVISION] = 0
+    hub.tags[f'timm-selfconv/{ONE}', loading.REVISION] = 0
 
 
 @pytest.mark.filterwarnings('ignore:.*found in sys.modules')  # a second copy with another environment
@@ -109,7 +108,7 @@ def test_weights_come_from_the_hub_once(hub, light, client, monkeypatch, tmp_pat
     client(HF_HUB_OFFLINE=True)
     assert load() == 'loaded' and 'offline' in load('sa_learned_tiny_cifar')
     monkeypatch.setenv('TIMM_SELFCONV_HUB', 'org')
-    assert runpy.run_module('timm_selfconv.weights.loading')['hub_id'](ONE) == f'org/{ONE}@{REVISION}'
+    assert runpy.run_module('timm_selfconv.weights.loading')['hub_id'](ONE) == f'org/{ONE}@{loading.REVISION}'
 
 
 def test_weights_are_checked_as_they_arrive(hub, light):
