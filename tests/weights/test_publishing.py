@@ -29,7 +29,7 @@ def tagged(hub):
     return hub.repos[f'org/{ONE}'][hub.tags[f'org/{ONE}', loading.REVISION]]
 
 
-def test_publish_again_change_one(hub):
+def test_publish_again_change_one(hub, refused):
     main(['publish', ONE, '--owner', 'org'])
     files = tagged(hub)
     assert {*files} == FILES and files['model.safetensors'] == CONTENT
@@ -40,6 +40,9 @@ def test_publish_again_change_one(hub):
     assert len(hub.repos[f'org/{ONE}']) == 2 and tagged(hub)['README.md'] != b'another'  # the tag follows
     main(['publish', ONE, '--owner', 'own', '--private'])
     assert hub.api.create_repo.call_args.kwargs['private'] and [*hub.repos] == [f'org/{ONE}', f'own/{ONE}']
+    hub.api.repo_info.return_value.private = False
+    refused(f'org/{ONE}: private=True, but the', ['publish', ONE, '--owner', 'org', '--private'])
+    assert len(hub.repos[f'org/{ONE}']) == 2
 
 
 @pytest.mark.parametrize('step', ['create_repo', 'create_tag'])

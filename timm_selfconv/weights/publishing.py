@@ -24,7 +24,7 @@ def publish(
         Address of the commit.
 
     Raises:
-        OSError: If the Hub does not answer, has no such owner, or refuses.
+        OSError: If the Hub does not answer, has no such owner, or refuses, or ``private`` meets a public repository.
     """
     api = HfApi()
     with hub_errors(repo_id), tempfile.TemporaryDirectory() as folder:
@@ -32,6 +32,8 @@ def publish(
         if weights is not None:
             shutil.copyfile(weights, Path(folder, WEIGHTS_FILE))
         api.create_repo(repo_id, private=private, exist_ok=True)
+        if private and not api.repo_info(repo_id).private:
+            raise ValueError('private=True, but the repository exists and is public')
         commit = api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message='Upload by timm_selfconv')
         if weights is not None:
             tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags}
