@@ -71,7 +71,7 @@ def test_drawn_lines_are_around_the_pixels_of_the_region():
 
 def test_heads_that_look_everywhere_are_told_from_heads_that_look_at_one_pixel():
     wide, sharp = 1e4 * torch.eye(2), 0.01 * torch.eye(2)
-    blobs = Blobs(torch.zeros(4, 2).double(), torch.stack([wide, sharp, wide, sharp]).double())
+    blobs = Blobs(torch.zeros(4, 2).double(), torch.stack([wide, sharp, wide, 0 * sharp]).double())
     uniform, point = torch.full((8, 8), 1 / 64), torch.zeros(8, 8)
     point[4, 4] = 1.
     maps = torch.stack([uniform, point, uniform, point])[:, None, None].expand(-1, 8, 8, -1, -1)

@@ -28,6 +28,7 @@ KEY = 'cross: the query; grey: the grid around it'
 Point = Tuple[float, float]  # column and row
 CONTOURS = ((0.5, '-'), (0.9, ':'))  # share of attention, line style
 EVERYWHERE = 0.4  # share of pixels that hold half of the attention; 0.5 for uniform attention
+SHARPEST = 1e-12  # least variance in pixels^2; the variances in a history are rounded, also to 0
 FINE = 8  # steps to a pixel along the line around a region
 MARGIN = 1.25  # pixels around the grid, for centres outside
 
@@ -39,11 +40,11 @@ def half(attention: torch.Tensor) -> torch.Tensor:
     return (attention >= values[(values.cumsum(0) < values.sum() / 2).sum()]).double()
 
 
-def gaussian_map(center: torch.Tensor, covariance: torch.Tensor, grid: Grid, query: Grid) -> torch.Tensor:
+def gaussian_map(
+        center: torch.Tensor, variances: torch.Tensor, axes: torch.Tensor, grid: Grid, query: Grid) -> torch.Tensor:
     rows, cols = (torch.arange(n) - q for n, q in zip(grid, query))
-    away = torch.cartesian_prod(rows, cols) - center
-    scores = -(away @ covariance.inverse() * away).sum(-1) / 2
-    return scores.softmax(-1).view(grid)
+    away = (torch.cartesian_prod(rows, cols) - center) @ axes
+    return (away.square() / variances).sum(-1).div(-2).softmax(-1).view(grid)
 
 
 def training_blobs(model: nn.Module, run: Union[str, Path]) -> Tuple[Dict[float, List[Blobs]], Grid]:
@@ -137,13 +138,14 @@ def draw_blobs(ax: Axes, blobs: Blobs, grid: Grid, size: float = 5) -> None:
     border = draw_grid(ax, grid, query, MARGIN)
     wide, points = [], [(col, row) for row, col in blobs.centers.tolist()]
     for head, (center, covariance) in enumerate(zip(blobs.centers, blobs.covariances)):
-        if half(gaussian_map(center, covariance, grid, query)).mean() > EVERYWHERE:
+        variances, axes = torch.linalg.eigh(covariance)
+        variances = variances.clamp(min=SHARPEST)
+        if half(gaussian_map(center, variances, axes, grid, query)).mean() > EVERYWHERE:
             wide.append(head)
             ax.plot(*to_edge(ax, *points[head]), color='0.6', marker='o', fillstyle='none', markersize=size / 2,
                     clip_on=False)
             continue
-        variances, axes = torch.linalg.eigh(covariance)
-        short, long = variances.clamp(min=0.).sqrt().tolist()
+        short, long = variances.sqrt().tolist()
         angle = math.degrees(math.atan2(axes[0, 1], axes[1, 1]))  # from the column axis to the long one
         for share, line in CONTOURS:
             diameter = 2 * math.sqrt(-2 * math.log1p(-share))  # in standard deviations
