@@ -239,6 +239,8 @@ def test_the_film_plays_in_the_maps_and_counts_sharp_heads(open_page, tmp_path):
     page.get_by_text('Play').wait_for()
     slider.press('End')
     page.get_by_text(re.compile('after epoch 90 of 90.*validation accuracy 90.0 %')).wait_for()
+    page.evaluate('net.film.heads.set([0, 0, 34090, 126900, -65780])')  # a stripe, rounded to four digits
+    assert 0.05 < max(page.evaluate(SHOWN, [dict(epoch=0), 4 * 12 + 6])[0]) < 0.2
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path):

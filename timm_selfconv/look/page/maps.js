@@ -25,15 +25,17 @@ function softmax(scores) {
   return probs.map(p => p / sum);
 }
 
-/** A Gaussian on a grid around a query: mean and covariance as the history of a training has them.
+/** A Gaussian on a grid around a query: mean and covariance as the history of a training has them. The history has four
+ * digits, too few for long stripes. If the rounded covariance has a negative eigenvalue, the stripe is a pixel wide.
  * @param {Float32Array} head row, column, variance of rows, of columns, covariance
  * @param {Pair} shape @param {number[]} query @param {Float32Array} out */
 function gaussianMap([row, col, rows, cols, both], [height, width], [q1, q2], out) {
-  const [a, b] = [rows, cols].map(x => Math.max(x, 1e-3)), det = Math.max(a * b - both * both, 1e-6);
+  const [a, b] = [rows, cols].map(x => Math.max(x, 1e-3)), most = Math.sqrt(Math.max(0, a * b - (a + b) / 12));
+  const c = both * both < a * b ? both : Math.sign(both) * most, det = Math.max(a * b - c * c, 1e-6);
   const scores = new Float64Array(height * width);
   for (let k = 0; k < scores.length; k++) {
     const x = Math.floor(k / width) - q1 - row, y = k % width - q2 - col;
-    scores[k] = -(b * x * x - 2 * both * x * y + a * y * y) / (2 * det);
+    scores[k] = -(b * x * x - 2 * c * x * y + a * y * y) / (2 * det);
   }
   out.set(softmax(scores));
 }
