@@ -40,10 +40,11 @@ def shifts(args: Namespace) -> None:
     """
     from timm_selfconv.look.figures import check_ending, figure_shifts, save_figure
 
-    check_ending(args.output)  # before hours of work
-    points: Dict[str, List[Dict[str, Any]]] = {name: [] for name in args.models}
+    check_ending(args.output)  # errors come before hours of work
+    nets = {name: create_model(name).eval() for name in args.models}
+    points: Dict[str, List[Dict[str, Any]]] = {name: [] for name in nets}
     for name, rows in points.items():
-        for row in shift_points(create_model(name).eval(), accuracy_on(args.data, args.split)):
+        for row in shift_points(nets[name], accuracy_on(args.data, args.split)):
             rows.append(row)
             print(json.dumps(dict(net=name, **row)), flush=True)
     save_figure(figure_shifts(points), args.output)
