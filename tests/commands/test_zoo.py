@@ -25,6 +25,8 @@ def test_bench_takes_images_of_the_nets_own_size(output_of):
 def test_list_and_tables_for_machines(output_of):
     assert {row['name'] for row in json.loads(output_of('list', '--json'))} == set(zoo_names())
     assert json.loads(output_of('list', '--tables', '--json'))[0]['label'] == 'ResNet18'
+    assert json.loads(output_of('list', '--recipes', 'paper', '--json')).endswith('/paper.yaml')
+    assert 'muon_tiny' in json.loads(output_of('list', '--recipes', '--json'))
 
 
 def test_export_writes_a_measured_card_once(checkpoint, folder, tmp_path, output_of, refused, monkeypatch):

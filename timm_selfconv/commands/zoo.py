@@ -40,10 +40,11 @@ def list_(args: Namespace) -> None:
     Example: timm-selfconv list --tables
     """
     if args.recipes:
-        print(find_recipe(args.recipes))
+        path = str(find_recipe(args.recipes))
+        show(args, path, path)
     elif args.recipes is not None:
-        for file in sorted(RECIPES.glob('*.yaml')):
-            print(f'{file.stem:16}{file.read_text().splitlines()[0].lstrip("# ")}')
+        about = {file.stem: file.read_text().splitlines()[0].lstrip('# ') for file in sorted(RECIPES.glob('*.yaml'))}
+        show(args, about, '\n'.join(f'{name:16}{text}' for name, text in about.items()))
     elif args.tables:
         rows = tables.paper_tables()
         show(args, rows, tables.format_tables(rows))
