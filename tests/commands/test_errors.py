@@ -50,6 +50,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     (f'finetune {NET} own nonsense=1 --output out', 'nonsense'),
     (f'finetune {NET} own img_size=18 --output out', 'timm-selfconv: img_size=18: needs'),
     ('heads resnet18 --untrained', 'model=resnet18: has no attention maps; needs'),
+    ('heads san_pairwise_cifar --untrained', 'model=san_pairwise_cifar: has no attention maps; needs'),
     (f'classify {NET} parquet', "images=['parquet']: needs at least one picture"),
     (f'{PRUNE} --heads 0:1;2', "'0:1;2': needs LAYER:HEAD,HEAD"),
     (f'{PRUNE} --heads 0:1 0:2', 'needs each layer once'),

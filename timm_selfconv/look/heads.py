@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from timm_selfconv import theory
 from timm_selfconv.data import preprocess
-from .attention_maps import attention_layers, has_footprints, look_at_windows, looks_at_content, position_gates
+from .attention_maps import attention_layers, look_at_windows, looks_at_content, position_gates
 
 __all__ = ['HeadReport', 'LayerReport', 'format_heads', 'report_heads']
 
@@ -121,11 +121,11 @@ def report_maps(model: nn.Module, images: torch.Tensor, kernel_size: int) -> Lis
         return look_at_windows(model, images, look)
 
 
-def check_input(model: nn.Module, images: Optional[torch.Tensor]) -> torch.Tensor:
+def check_input(model: nn.Module, images: Optional[torch.Tensor], content: bool) -> torch.Tensor:
     """Return the images, or any image for a net that attends by position only; else raise a ValueError."""
     if images is not None:
         return images
-    if has_footprints(model) or looks_at_content(model):
+    if content:
         raise ValueError('images: needs at least one picture, because the attention of this net depends on content')
     return torch.zeros(1, *get_model_input_config(model)['input_size'])
 
@@ -149,7 +149,7 @@ def report_heads(
         ValueError: If the attention cannot be read, pictures are missing for a net that looks at content, or the
             kernel does not fit in the grid.
     """
-    batch = check_input(model, preprocess(model, images) if images else None)
+    batch = check_input(model, preprocess(model, images) if images else None, looks_at_content(model))
     return report_maps(model, batch, kernel_size)
 
 

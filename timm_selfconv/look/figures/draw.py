@@ -69,14 +69,15 @@ def draw_figures(
     given = [argument for argument, value in dict(query=query, run=run).items() if value]
     if vector and given:
         raise ValueError(f'{", ".join(given)}: vector attention has only footprints')
-    images = check_input(model, images)
+    content = vector or looks_at_content(model)
+    images = check_input(model, images, content)
     if vector:
         weights = mean_over(images, lambda batch: [w.mean((2, 3)) for w in footprint_weights(model, batch)])
         return dict(footprints=figure_footprints(
             weights, layer_names(model, len(weights)), over_images(len(images)), net))
 
     history = None if run is None else training_blobs(model, run)
-    seen = images if looks_at_content(model) else images[:1]  # all images have the same map
+    seen = images if content else images[:1]  # all images have the same map
     maps = mean_over(seen, lambda batch: attention_maps(model, batch))
     grids = [(m.shape[-2], m.shape[-1]) for m in maps]
     note = over_images(len(seen))
