@@ -124,9 +124,9 @@ def export(args: Namespace) -> None:
             'classes': f"{model.num_classes}: {', '.join(label_names(model))}",
             'parameters': f'{counts.parameters:,}', 'multiply-adds': f'{counts.flops // 2:,}',
             'published accuracy': ', '.join(
-                f'{published[source, args.model]:.3f} ({authors})' for source, authors in (
+                f'{published[source, path.stem]:.3f} ({authors})' for source, authors in (
                     (tables.PAPER, 'Cordonnier et al., 2020'), (tables.REPORT, 'Varma T and Prabhu, 2021'))
-                if (source, args.model) in published),
+                if (source, path.stem) in published),
             **dict(args.fact), 'SHA-256': sha256(saved)}
         summary = (timm.model_entrypoint(name).__doc__ or '').partition('\n')[0]
         measured_on = None if is_cifar10_test(model, args.data) else f'the test split of {data_name(args.data)}'
