@@ -143,7 +143,7 @@ def test_heads_are_dragged_and_kernels_are_painted_typed_and_undone(open_page):
 
     again = open_page(text, hash=page.evaluate('location.hash.slice(1)'))
     assert again.evaluate('[state, shown.error]') == page.evaluate('[state, shown.error]')
-    for expected in ([-0.5] * 3 + [0] * 6, [0] * 9):  # one step for what was typed, one for the stroke
+    for expected in ([-0.5] * 3 + [0] * 6, [0] * 9):  # one step for the typed weight, one for the stroke
         page.get_by_text('Undo').click()
         page.evaluate(until(f'String(state.weights) === "{",".join(map(str, expected))}"'))
     page.go_back()

@@ -219,7 +219,7 @@ def figure_footprints(weights: Sequence[torch.Tensor], names: Sequence[str], sma
     """
     shown = f'the first {MOST_COLUMNS} weight maps; ' if max(map(len, weights)) > MOST_COLUMNS else ''
     signed = min(float(w.min()) for w in weights) < 0
-    neutral = 'zero' if signed else 'what equal weights would be'
+    neutral = 'zero' if signed else 'the value of equal weights'
     middle = 0. if signed else 1 / weights[0][0].numel()
     norm = CenteredNorm(middle, max(float((w - middle).abs().max()) for w in weights))
     return draw_rows(

@@ -1,5 +1,5 @@
 // @ts-check
-// Attention maps, from what the page holds of them.
+// Attention maps, unpacked from the data of the page.
 
 /** @typedef {import('./drawing.js').Pair} Pair */
 /** @typedef {{ image: number, at: Pair, pin: boolean, scale: string, mean: boolean, sort: boolean,
@@ -42,7 +42,7 @@ function gaussianMap([row, col, rows, cols, both], [height, width], [q1, q2], ou
 
 /** One layer's maps: of all keys for attention, of a footprint around the query for vector attention. */
 export class Layer {
-  /** @param {any} spec what the page holds of it */
+  /** @param {any} spec data of the layer */
   constructor(spec) {
     this.name = /** @type {string} */ (spec.name);
     this.heads = /** @type {number} */ (spec.heads);
@@ -51,7 +51,7 @@ export class Layer {
     this.token = Boolean(spec.token);
     this.shifts = /** @type {[number, number, number][]} */ (spec.shifts || []);  // offset and share of each head
     this.size = this.shape[0] * this.shape[1];
-    this.middle = spec.middle || 0;  // the weight that says nothing
+    this.middle = spec.middle || 0;  // the weight of every pixel if all are equal, or 0
     this.step = spec.step;
     this.texts = spec.parts || [];  // a text for each picture, gone once it is unpacked
     this.tables = spec.tables;
@@ -74,7 +74,7 @@ export class Layer {
     }
   }
 
-  /** Row and column of the query that this layer's own grid has where another grid has a cell.
+  /** Row and column on the grid of this layer for a cell of another grid.
    * @param {number[]} cell @param {Pair} grid @returns {Pair} */
   cell(cell, grid) {
     const [row, col] = cell.map((x, axis) => Math.floor(x * this.queries[axis] / grid[axis]));
@@ -120,7 +120,7 @@ export class Layer {
 
 /** The maps of all layers of a net, for a query on the finest of their grids. */
 export class Net {
-  /** @param {any} spec what the page holds of it @param {State} state */
+  /** @param {any} spec data of the page @param {State} state */
   constructor(spec, state) {
     this.state = state;
     this.images = /** @type {number} */ (spec.images.length);
@@ -168,7 +168,7 @@ export class Net {
 
   averages() { return this.state.mean && this.content && this.images > 1; }
 
-  /** Whether it shows the attention of the class token, in the place of that of pixels. */
+  /** Whether it shows the attention of the class token, instead of the attention of pixels. */
   ofToken() { return this.state.token && this.token; }
 
   /** @param {Layer} layer */

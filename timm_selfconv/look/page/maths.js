@@ -5,9 +5,8 @@
  * A picture, plane after plane.
  * @typedef {{ channels: number, rows: number, cols: number, values: Float64Array }} Picture
  *
- * A kernel and the heads that are it: its size and dilation, a weight of each tap and head, row by row, and [row, column]
- * that each head is away from its tap. The picture is padded with zeros as far as the kernel reaches, and what is padded
- * is a key like any other.
+ * A kernel and its heads: size, dilation, the weight of each tap and head, row by row, and the offset [row, column] of each
+ * head from its tap. The picture is padded with zeros as far as the kernel reaches. The padded pixels are keys, too.
  * @typedef {{ size: number, dilation: number, weights: number[], alpha: number, moved: number[][] }} Layer
  *
  * Queries: rows and columns from one on, which may lie beyond the picture.
@@ -56,9 +55,9 @@ export function convolve(picture, layer) {
 }
 
 /**
- * What the query at a position of one axis gives to each of its `size` keys: the softmax of
- * -alpha (key - query - center)^2, with the score of the key nearest to the center for zero, however far away that is.
- * `first` and `values` are the keys that get something.
+ * Attention of a query along one axis of `size` keys: the softmax of -alpha (key - query - center)^2. The largest score is
+ * subtracted first, because a center may be far outside. `values` are the probabilities from the key `first` on; all others
+ * are negligible.
  * @param {number} center @param {number} alpha @param {number} query @param {number} size
  */
 function axisProbs(center, alpha, query, size) {
@@ -140,7 +139,7 @@ export function copiesAround(picture, layer, query, radius) {
   });
 }
 
-/** What a query gives to the pixels around it, a map of each head; NaN beyond the padded picture.
+/** Attention of a query to the pixels around it, a map for each head; NaN beyond the padded picture.
  * @param {Picture} picture @param {Layer} layer @param {number[]} query @param {number} radius */
 export function mapsAround(picture, layer, query, radius) {
   const width = reachOf(layer), side = 2 * radius + 1;
@@ -155,7 +154,7 @@ export function mapsAround(picture, layer, query, radius) {
   });
 }
 
-/** The photograph's brightness under each tap of a query, and what each head passes on of it: means of the colours.
+/** Brightness of the photograph under each tap of a query, and in the output of each head: means of the colours.
  * @param {Picture} picture @param {Layer} layer @param {number[]} query @param {Float64Array[]} copies around it */
 export function digitsAt(picture, layer, [row, col], copies) {
   const width = reachOf(layer), x = pad(picture, width), plane = x.rows * x.cols;
@@ -180,8 +179,8 @@ export function largestDifference(a, b) {
 
 const total = (/** @type {number[]} */ weights) => weights.reduce((sum, w) => sum + Math.abs(w), 0);
 
-/** Lemma 2 with numbers: a sharp head gives exp(-alpha) of what its tap gets to each of the four pixels beside it. That
- * makes 4 exp(-alpha) at most, all other pixels counted, which moves its output by so much of the largest pixel.
+/** Lemma 2 with numbers: the four pixels next to a tap each get exp(-alpha) of the attention of the tap. All pixels but the
+ * tap get at most 4 exp(-alpha) together, so the output of a head changes by at most this share of the largest pixel.
  * @param {number[]} weights @param {number} alpha @param {number} largestPixel */
 export const leakBound = (weights, alpha, largestPixel) =>
   Math.min(1, 4 * Math.exp(-alpha)) * total(weights) * largestPixel;

@@ -34,7 +34,7 @@ function tapGrid(layer, reach) {
   return canvas;
 }
 
-/** The theorem's page, beside this one, with a kernel that is one head's shift. @param {number[]} offset */
+/** Address of the theorem's page in this folder, with a kernel that is the shift of a head. @param {number[]} offset */
 function theoremLink([row, col]) {
   const near = Math.max(Math.abs(row), Math.abs(col)) <= 2, size = near ? 5 : 3, middle = (size * size - 1) / 2;
   const head = near ? middle + 5 * row + col : middle;
@@ -44,7 +44,7 @@ function theoremLink([row, col]) {
 }
 
 export class Panel {
-  /** @param {any} spec what the page holds of the net @param {Net} net @param {Page} page */
+  /** @param {any} spec data of the page @param {Net} net @param {Page} page */
   constructor(spec, net, page) {
     this.spec = spec;
     this.net = net;
@@ -154,7 +154,7 @@ export class Panel {
     };
     const now = () => Math.min(state.epoch ?? this.last, this.last);
     const go = epoch => update({ epoch: epoch >= this.last ? null : epoch });
-    const toggle = () => {  // from the start again once it has come to the end; whole epochs for who prefers less motion
+    const toggle = () => {  // starts again after the end; in whole epochs if less motion is preferred
       if (this.playing) {
         pause();
         return go(Math.round(now()));
@@ -215,7 +215,7 @@ export class Panel {
     this.page.redraw();
   }
 
-  /** Show what depends on the picture and the options, not on the query. */
+  /** Show the parts that depend on the picture and the options, not on the query. */
   drawOptions() {
     const { net, spec, page: { state } } = this, mean = net.averages();
     find('.stage img').src = mean ? spec.average : spec.pictures[state.image];
@@ -306,7 +306,7 @@ export class Panel {
     if (!net.ofToken()) pictureScreen.drawFrame([0, 0, width, height], net.grid, cell, state.pin ? 3 : 1.75);
   }
 
-  /** Say what the shown head gives to the pixel under the pointer. */
+  /** Print the attention of the shown head to the pixel under the pointer. */
   drawValue() {
     const { net, pointed } = this, chosen = this.chosen(), value = find('.value');
     if (chosen === null || !pointed || net.vector) {

@@ -165,7 +165,7 @@ export class Tiles {
     this.box.replaceChildren(...this.tiles.map(({ button }) => button));
   }
 
-  /** Draw copies, [black, white] being those of a photograph, or maps in parts of `most`.
+  /** Draw copies of the photograph, or maps in parts of `most`.
    * @param {Float64Array[]} images @param {number | null} most @param {Layer} layer @param {number} chosen
    * @param {number} added */
   draw(images, most, { weights, moved }, chosen, added) {
@@ -202,7 +202,7 @@ export class Tiles {
   }
 }
 
-/** Two equal sums of products, cell by cell: weight x pixel, and weight x what the head passes on. */
+/** Two equal sums of products, cell by cell: weight x pixel, and weight x output of the head. */
 export class Digits {
   /** @param {HTMLElement} box */
   constructor(box) {
