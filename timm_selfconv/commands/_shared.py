@@ -68,13 +68,10 @@ CHECKPOINT = argument('--checkpoint', type=existing_file, metavar='FILE', help='
 NET = (  # arguments of load_model
     MODEL, [CHECKPOINT, argument('--untrained', action='store_true', help='use random weights')])
 INPUT_KEY = argument('--input-key', default='img', metavar='KEY', help='column of the images (default: img)')
+SPLIT = argument('--split', default='test', help='split of the dataset (default: test)')
 COUNT = argument('--count', type=natural, default=100, metavar='N', help='number of images (default: 100)')
 DEVICE = argument('--device', help='torch device (default: cuda if available, else cpu)')
 JSON = argument('--json', action='store_true', help='print JSON instead of text')
-
-
-def split(default: str) -> Argument:
-    return argument('--split', default=default, help=f'split of the dataset (default: {default})')
 
 
 def images(text: str, nargs: str = '+', name: str = 'images') -> Argument:

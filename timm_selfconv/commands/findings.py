@@ -9,7 +9,7 @@ from tabulate import tabulate
 from timm_selfconv.data import open_images
 from timm_selfconv.look.findings import Accuracy, measure_findings, shift_points
 from timm_selfconv.measure.evaluation import evaluate
-from ._shared import JSON, argument, command, create_model, model_name, output, show, split
+from ._shared import JSON, SPLIT, argument, command, create_model, model_name, output, show
 from .use import demo_pictures
 from .zoo import GROUP
 
@@ -31,7 +31,7 @@ def findings(args: Namespace) -> None:
 
 @command(
     GROUP, argument('models', nargs='+', type=model_name, metavar='MODEL', help='nets that attend by position only'),
-    argument('--data', required=True, help='a folder or a name, as for eval'), split('test'),
+    argument('--data', required=True, help='a folder or a name, as for eval'), SPLIT,
     output('FILE', 'figure: png, svg or pdf'))
 def shifts(args: Namespace) -> None:
     """Measure accuracy against the number of heads that become pixel shifts, and draw it.

@@ -20,7 +20,7 @@ from timm_selfconv.training.picture_folder import open_picture_folder
 from timm_selfconv.training.recipes import read_recipe
 from timm_selfconv.weights.saving import save_folder
 from ._shared import (
-    DEVICE, INPUT_KEY, JSON, MODEL, NET, argument, command, load_model, model_name, natural, output, show, split,
+    DEVICE, INPUT_KEY, JSON, MODEL, NET, SPLIT, argument, command, load_model, model_name, natural, output, show,
 )
 
 TRAIN, TRANSFORM = 'train', 'transform weights'
@@ -82,7 +82,7 @@ def train(args: Namespace) -> None:
 
 @command(
     TRAIN, *NET,
-    argument('--data', required=True, help='folder, or dataset of the Hub, e.g. hfds/uoft-cs/cifar10'), split('test'),
+    argument('--data', required=True, help='folder, or dataset of the Hub, e.g. hfds/uoft-cs/cifar10'), SPLIT,
     INPUT_KEY, argument('--target-key', default='label', metavar='KEY', help='column of the labels (default: label)'),
     argument('--batch-size', type=natural, default=64, metavar='N', help='images per batch (default: 64)'), DEVICE,
     JSON)

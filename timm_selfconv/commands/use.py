@@ -18,8 +18,8 @@ from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.measure import tables
 from timm_selfconv.models import CIFAR10_CLASSES
 from ._shared import (
-    COUNT, INPUT_KEY, JSON, NET, argument, caption, command, create_model, images, load_model, natural, output, show,
-    split,
+    COUNT, INPUT_KEY, JSON, NET, SPLIT, argument, caption, command, create_model, images, load_model, natural, output,
+    show,
 )
 
 GROUP = 'use a net'
@@ -123,7 +123,7 @@ def heads(args: Namespace) -> None:
     GROUP, *NET, [
         images('pictures to average over, and to draw one by one', name='--images'),
         argument('--data', help='dataset to average over instead, as for eval')],
-    split('test'), INPUT_KEY, COUNT, output('DIR', 'new folder for the figures'),
+    SPLIT, INPUT_KEY, COUNT, output('DIR', 'new folder for the figures'),
     argument('--query', type=int, nargs=2, metavar=('ROW', 'COLUMN'), help=(
         'query pixel in the grid of the first layer (default: the middle)')),
     argument('--run', metavar='RUN', help=(
@@ -161,6 +161,6 @@ def theorem(args: Namespace) -> None:
 
     Example: timm-selfconv theorem --output theorem.html
     """
-    page = theorem_page(*(open_images([args.images])[0], args.images.name) if args.images else (None, '')).encode()
+    page = theorem_page(*(open_images([args.images])[0], args.images.name) if args.images else ()).encode()
     write_new(args.output, page)
     print(f'{args.output}: {len(page) / 1e3:.0f} kB, open it in a browser')
