@@ -126,7 +126,7 @@ def write_new(path: PathLike, content: bytes) -> None:
 
 @contextmanager
 def new_folder(path: PathLike) -> Iterator[Path]:
-    """Create a new folder with the files that the block writes; nothing is created if the block raises."""
+    """Create a new folder with the files that the block writes. If the block raises, the folder is not created."""
     check_new(path)
     with written_beside(Path(path), name_new) as temporary:
         temporary.mkdir()

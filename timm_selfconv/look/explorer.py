@@ -4,13 +4,12 @@ This module packs the maps into the page:
 
 - Attention by position only has a score for each offset ``(d1, d2)``: ``rows[d1] + cols[d2] + cross d1 d2`` (the last
   term only for full precision matrices). A head takes two tables and one number, in float64.
-- Attention by content takes a byte for every query and key: the square root of the probability divided by the largest
-  of its map, times ``LEVELS``. The page unpacks a picture when it is shown.
+- All other attention takes a byte for every query and key: the square root of the probability divided by the largest
+  of its map, times ``LEVELS``. Weights of vector attention take a signed byte. The page unpacks a picture on demand.
 
 Each layer has its own grid. The attention of the class token is packed as layers with a single query. Each layer also
-has the most attended offset of each head, and the attention to it.
-
-If the history of the training is available, the page has the mean and covariance of each head after each epoch.
+has the most attended offset of each head and the least attention to it. If the history of the training is available,
+the page has the mean and covariance of each head after each epoch.
 """
 import base64
 import copy
@@ -41,7 +40,7 @@ __all__ = ['explorer_page']
 PAGE = Path(__file__).with_name('page')
 LEVELS = 127
 MAX_ENTRIES = 2 ** 27
-LARGEST = 32 ** 2  # pixels of the largest grid that is searched for shifts
+LARGEST = 32 ** 2  # pixels; on larger grids, attention by position only is not searched for shifts
 
 
 def read_part(name: str) -> str:
