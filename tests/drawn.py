@@ -44,18 +44,14 @@ def swipe(page, x, y, dy):
     page.evaluate(AT_REST)
 
 
-def heads_of(net, grid):
-    """Centres and covariances of a net's heads, in the format of a history."""
-    return [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
-        layer.centers.tolist(), layer.covariances.tolist())] for layer in position_blobs(net, grid)]
-
-
 def write_run(folder, net, grid, epochs, change=lambda: None, name='sa_quadratic_cifar'):
     """Write a history of a net that changes after each epoch, and return the Gaussians of the epochs."""
     rows, blobs = [], {}
     for epoch in epochs:
-        rows.append(dict(epochs=epoch, heads=heads_of(net, grid), train_loss=9 / max(epoch, 1)))
         blobs[epoch] = position_blobs(net, grid)
+        heads = [[[*center, cov[0][0], cov[1][1], cov[0][1]] for center, cov in zip(
+            layer.centers.tolist(), layer.covariances.tolist())] for layer in blobs[epoch]]
+        rows.append(dict(epochs=epoch, heads=heads, train_loss=9 / max(epoch, 1)))
         change()
     rows[-1]['eval_top1'] = 90.
     write_history(folder / 'history.json', name, list(grid), rows)
