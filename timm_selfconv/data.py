@@ -221,9 +221,9 @@ def open_images(paths: Sequence[Union[str, Path]]) -> List[Image.Image]:
 
 
 def preprocess(model: nn.Module, images: Sequence[Image.Image]) -> torch.Tensor:
-    """Preprocess pictures of any size by a model's configuration, shape (B, C, height, width)."""
+    """Preprocess pictures of any size for a model, shape (B, C, height, width), on its device and in its dtype."""
     transform = picture_transform(model)
-    return torch.stack([transform(image) for image in images])
+    return torch.stack([transform(image) for image in images]).to(next(model.parameters()))
 
 
 def to_picture(model: nn.Module, image: torch.Tensor) -> torch.Tensor:

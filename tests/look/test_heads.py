@@ -63,7 +63,8 @@ def test_taps_are_counted_once_and_others_left_out():
 
 
 def test_inputs():
-    net = convolutional_net(img_size=(12, 16), in_chans=1)
+    assert report_heads(convolutional_net().bfloat16(), IMAGES)[0].residual < 1e-9
+    net = convolutional_net(img_size=(12, 16), in_chans=1).bfloat16()
     assert report_heads(net)[1].heads[0].largest == pytest.approx(1 / (6 * 8))
     with pytest.raises(ValueError, match='kernel_size=7: needs a kernel that fits in a grid of 6 x 8'):
         report_heads(net, kernel_size=7)

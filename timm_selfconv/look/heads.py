@@ -127,7 +127,7 @@ def check_input(model: nn.Module, images: Optional[torch.Tensor], content: bool)
         return images
     if content:
         raise ValueError('images: needs at least one picture, because the attention of this net depends on content')
-    return torch.zeros(1, *get_model_input_config(model)['input_size'])
+    return next(model.parameters()).new_zeros(1, *get_model_input_config(model)['input_size'])
 
 
 def report_heads(

@@ -26,7 +26,7 @@ def mean_over(images: torch.Tensor, look: Callable[[torch.Tensor], List[torch.Te
     total: List[torch.Tensor] = []
     size = max(1, BATCH_SIZE * 64 ** 2 // max(64 ** 2, images[0, 0].numel()))  # large pictures have large maps
     for batch in tqdm(images.split(size), desc='attention', unit='batch', leave=False, disable=None):
-        sums = [layer.sum(0) for layer in look(batch)]
+        sums = [layer.sum(0).cpu().float() for layer in look(batch)]
         total = [a + b for a, b in zip(total, sums)] if total else sums
     return [layer / len(images) for layer in total]
 
@@ -90,7 +90,7 @@ def draw_figures(
         'kernels': figure_kernels(report_maps(model, reported, 3), over_images(len(reported)), net),
     }
     for name, image in tqdm(list(zip(names, images)), desc='pictures', leave=False, disable=None):
-        single = [m[0] for m in attention_maps(model, image[None])]
+        single = [m[0].cpu() for m in attention_maps(model, image[None])]
         picture = to_picture(model, image)
         figures[f'attention-{name}'] = figure_query(single, query, picture=picture, net=net)
         figures[f'overlay-{name}'] = figure_query(single, query, picture=picture, over=True, net=net)
