@@ -38,16 +38,14 @@ def read_curve(run: Union[str, Path]) -> Curve:
     """
     history = Path(run) if Path(run).is_file() else find_history(run)
     path = history or Path(run, 'summary.csv')
-    values: Curve = {key: {} for key in PANELS}
     if not path.is_file():
         raise ValueError(f"run={str(run)!r}: needs a net with a shipped history, or a folder with {HISTORY} or the "
                          "summary.csv of timm's train script")
-    rows: Any = read_history(history)['rows'] if history else csv.DictReader(path.read_text().splitlines())
+    rows: Any = read_history(history)['rows'] if history else list(csv.DictReader(path.read_text().splitlines()))
     try:
-        for row in rows:
-            for key, numbers in values.items():
-                if row.get(key) not in (None, ''):  # empty for epochs without validation
-                    numbers[row['epochs'] if history else int(row['epoch']) + 1] = float(row[key])
+        values = {key: {
+            row['epochs'] if history else int(row['epoch']) + 1: float(row[key])
+            for row in rows if row.get(key) not in (None, '')} for key in PANELS}  # empty for epochs without validation
     except (KeyError, TypeError, ValueError) as e:
         raise ValueError(f'{path}: needs numbers in columns epoch and eval_top1 ({type(e).__name__}: {e})') from e
     if not values['eval_top1']:
