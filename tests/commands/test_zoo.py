@@ -9,17 +9,14 @@ from PIL import Image
 from timm_selfconv.models import zoo_names
 
 
-def test_bench_against_the_released_algorithm(little, output_of):
+def test_bench_against_the_released_algorithm_and_of_other_nets(little, output_of):
     command = ['bench', little, '--img-size', 8, '--batch-size', 1, 2, '--seconds', 0.01]
     out = output_of(*command)
     assert out.count('released algorithm') == out.count('timm_selfconv') == 2 and 'of the GEMM limit' in out
     out = output_of(*command, '--train', '--dtype', 'bfloat16')
     assert out.count('bfloat16') == 4 and 'forward and backward' in out
-
-
-def test_bench_takes_images_of_the_nets_own_size(output_of):
     out = output_of('bench', 'convit_tiny', '--untrained', '--batch-size', 1, '--seconds', 0.01)
-    assert out.splitlines()[-1].split()[:2] == ['ConVit', '224']
+    assert out.splitlines()[-1].split()[:2] == ['ConVit', '224']  # the net's own size
 
 
 def test_list_and_tables_for_machines(output_of):

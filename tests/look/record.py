@@ -26,14 +26,17 @@ def shoot(page, **kwargs):
     return Image.open(io.BytesIO(page.screenshot(**kwargs))).convert('RGB')
 
 
-def record(browser, folder, *pictures):
-    def open_page(text, device=DESKTOP):
-        page = browser.new_page(**device)
-        page.set_content(text)
-        page.evaluate('ready')
-        return page
+def open_page(browser, text, device=DESKTOP):
+    page = browser.new_page(**device)
+    page.set_content(text)
+    page.evaluate('ready')
+    return page
 
-    page, frames = open_page(theorem_page()), []
+
+folder, *pictures = map(Path, sys.argv[1:])
+with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    page, frames = open_page(browser, theorem_page()), []
     for alpha in (min(46., 0.1 * 1.5 ** frame) for frame in range(17)):
         page.evaluate('alpha => { location.hash = `alpha=${alpha}`; }', alpha)
         frames.append(shoot(page).resize((960, 540), Image.Resampling.LANCZOS).quantize(96))
@@ -46,10 +49,6 @@ def record(browser, folder, *pictures):
     text = explorer_page(timm.create_model(NET, pretrained=True), images, NET, net_caption(NET), NET)
     view = 'image=1&at=0.45,0.6'
     for name, device, hash in (('explorer', DESKTOP, f'{view}&head=1.2'), ('explorer-phone', PHONE, view)):
-        page = open_page(text, device)
+        page = open_page(browser, text, device)
         page.evaluate('hash => { location.hash = hash; dispatchEvent(new Event("hashchange")); }', hash)
         shoot(page, full_page=device is DESKTOP).save(folder / f'{name}.png', optimize=True)
-
-
-with sync_playwright() as playwright:
-    record(playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS), *map(Path, sys.argv[1:]))
