@@ -107,15 +107,13 @@ def describe_attention(model: nn.Module, batch: torch.Tensor) -> Dict[str, Any]:
         shifts = fixed_offsets(layer.attention_probs(x).float()) if grid.numel() <= LARGEST else []
         return dict(heads=layer.num_heads, queries=grid, shape=grid, tables=list(map(pack, tables)), shifts=shifts)
 
-    def entries(layer: SelfAttention2d, x: torch.Tensor, *_: Any) -> int:
-        return layer.num_heads * x.shape[1:3].numel() ** 2
-
     if own and not content:
         packed = look_into(model, SelfAttention2d, batch[:1], tables)
     else:
         batch = batch if content else batch[:1]
         first = [] if own else attention_maps(model, batch[:1])
-        sizes = look_into(model, SelfAttention2d, batch[:1], entries) if own else [m.numel() for m in first]
+        sizes = [m.numel() for m in first] or look_into(
+            model, SelfAttention2d, batch[:1], lambda layer, x, *_: layer.num_heads * x.shape[1:3].numel() ** 2)
         check_entries(len(batch) * sum(sizes))  # before maps of all pictures take memory
         maps = first if first and len(batch) == 1 else attention_maps(model, batch)
         packed = [dict(pack_maps(m.flatten(2, 3)), shifts=fixed_offsets(m)) for m in maps]
