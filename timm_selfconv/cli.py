@@ -2,6 +2,7 @@
 import argparse
 import importlib
 import inspect
+import io
 import logging
 import os
 import sys
@@ -75,6 +76,8 @@ def quieten() -> None:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run a command. Print one line for a mistake of the user (exit status 2), and the traceback of a bug."""
     quieten()  # before commands import these libraries
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == 'strict':
+        sys.stdout.reconfigure(errors='backslashreplace')  # for file names in another encoding
     try:
         try:
             args = parse_args(argv)

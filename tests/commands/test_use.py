@@ -19,7 +19,8 @@ NET = 'sa_quadratic_tiny_cifar'
 def test_classify_files_and_folders(checkpoint, folder, output_of, capsys):
     cat = folder / 'test' / 'cat'
     (cat / 'broken.png').write_text('hello')
-    names = [f'{cat}/0.png', f'{folder}/test/bird/0.png']
+    names = [f'{cat}/0.png', f'{folder}/test/bird/caf\udce9.png']  # a name in Latin-1
+    os.rename(folder / 'test' / 'bird' / '0.png', names[1])
     command = ['classify', NET, '--checkpoint', checkpoint, '--topk', '11']
     with pytest.raises(SystemExit) as stopped:
         main([*command, str(cat), names[1], '--json'])
@@ -33,8 +34,8 @@ def test_classify_files_and_folders(checkpoint, folder, output_of, capsys):
     with pytest.raises(SystemExit):
         main([*command, f'{cat}/broken.png'])
     assert capsys.readouterr().out == ''
-    out = output_of(*command, names[0])
-    assert '0.png' in out and 'probability' in out and 'The net has 10 classes: airplane,' in out
+    out = output_of(*command, *names)
+    assert all(text in out for text in ('0.png', r'caf\udce9.png', 'probability', 'The net has 10 classes: airplane,'))
 
 
 def test_grey_nets_see_grey_and_names_of_classes_stay(folder, tmp_path, output_of):
