@@ -132,35 +132,30 @@ def layer_heads(text: str) -> Tuple[int, List[int]]:
     return int(match[1]), [int(head) for head in match[2].split(',')]
 
 
-def pruned_net(model: Any, args: Namespace) -> Tuple[Any, List[Dict[str, Any]]]:
-    """The pruned net, and rows about the dropped heads."""
-    if args.heads:
-        return theory.prune_heads(model, dict(args.heads)), [
-            {'layer': layer, 'heads dropped': dropped} for layer, dropped in args.heads]
-    heads = theory.degenerate_heads(model)
-    if not heads:
-        raise ValueError(f'model={args.model!r}: has no degenerate heads, so there is nothing to prune')
-    eigenvalues = theory.precision_eigenvalues(model)
-    rows = [{
-        'layer': layer, 'head dropped': head, 'largest eigenvalue': float(eigenvalues[layer][head, 1]),
-        'condition number': float(theory.condition_numbers(eigenvalues[layer])[head]),
-    } for layer, dropped in heads.items() for head in dropped]
-    return theory.prune_heads(model, heads), rows
-
-
 @command(
     TRANSFORM, *NET, output('DIR', 'new folder for the smaller net'),
-    argument('--heads', nargs='+', type=layer_heads, metavar='LAYER:HEAD,HEAD', help=(
+    argument('--heads', nargs='+', type=layer_heads, default=[], metavar='LAYER:HEAD,HEAD', help=(
         'drop these heads instead; layers and heads count from 0')))
 def prune(args: Namespace) -> None:
     """Drop degenerate heads, or heads that you name.
 
     Example: timm-selfconv prune sa_quadratic_tiny_cifar --heads 0:1,8 5:0 --output pruned
     """
-    if args.heads and len(dict(args.heads)) < len(args.heads):
+    heads = dict(args.heads)
+    if len(heads) < len(args.heads):
         raise ValueError(f'heads={args.heads}: needs each layer once')
     model = load_model(args)
-    pruned, rows = pruned_net(model, args)
+    rows: List[Dict[str, Any]] = [{'layer': layer, 'heads dropped': dropped} for layer, dropped in heads.items()]
+    if not heads:
+        heads = theory.degenerate_heads(model)
+        if not heads:
+            raise ValueError(f'model={args.model!r}: has no degenerate heads, so there is nothing to prune')
+        eigenvalues = theory.precision_eigenvalues(model)
+        rows = [{
+            'layer': layer, 'head dropped': head, 'largest eigenvalue': float(eigenvalues[layer][head, 1]),
+            'condition number': float(theory.condition_numbers(eigenvalues[layer])[head]),
+        } for layer, dropped in heads.items() for head in dropped]
+    pruned = theory.prune_heads(model, heads)
     input_size = get_model_input_config(model)['input_size']
     before, after = count(model, input_size), count(pruned, input_size)
     told = save_for('pruned', pruned, args.output)
