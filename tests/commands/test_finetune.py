@@ -85,9 +85,7 @@ def test_teachers_pass_on(own, tmp_path, output_of):
 def test_pictures_of_every_kind_are_trained_on_and_unreadable_ones_named(own, tmp_path, output_of, refused):
     command = ['finetune', NET, own, *BRIEF, '--output']
     for file, suffix in zip(sorted(own.rglob('*.png')), 2 * PICTURES):
-        image = Image.open(file).copy()
-        file.unlink()
-        image.save(file.with_suffix(suffix))
+        Image.open(file).convert('RGB').save(file.rename(file.with_suffix(suffix)))
     assert '12 pictures to train on, 2 to validate on' in output_of(*command, tmp_path / 'net')
     for file in own.rglob('*.*'):
         file.write_bytes(b'no picture')
