@@ -181,6 +181,8 @@ def test_layers_of_several_grids_are_asked_at_one_place_of_the_picture():
     assert all(ax.get_xticklabels() and ax.get_yticklabels() for ax in drawn['centers'].axes)  # each has its scale
     with pytest.raises(ValueError, match=r'needs a row and a column on the grid of 12 x 20'):
         figures.draw_figures(net, images, query=(5, 20))
+    tiny = timm.create_model('vit_tiny_patch16_224', img_size=32, depth=1).eval()  # with a grid of 2 x 2
+    assert 'kernels' in figures.draw_figures(tiny, images[:, :, :32, :32])
 
     cnn = timm.create_model('resnet_tiny_cifar', channels=(4, 4, 4, 4), layers=(1, 1, 1, 1)).eval()
     drawn = figures.draw_figures(convs_to_attention(cnn, 'layer3', alpha=3.)[0])

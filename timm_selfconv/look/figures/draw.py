@@ -81,13 +81,13 @@ def draw_figures(
     maps = mean_over(seen, lambda batch: attention_maps(model, batch))
     grids = [(m.shape[-2], m.shape[-1]) for m in maps]
     note = over_images(len(seen))
-    blobs, reported = position_blobs(model), seen[:REPORTED]
+    blobs, reported, side = position_blobs(model), seen[:REPORTED], min(3, *map(min, grids))  # of kernels
     figures = {
         'centers': figure_regions(maps, query, note, net) if blobs is None else figure_centers(blobs, grids, net),
         'attention': figure_query(maps, query, small=note, net=net),
         f'attention-{WINDOW}x{WINDOW}': figure_query(maps, query, WINDOW, note, net=net),
         'average': figure_average(maps, note, net=net),
-        'kernels': figure_kernels(report_maps(model, reported, 3), over_images(len(reported)), net),
+        'kernels': figure_kernels(report_maps(model, reported, side), over_images(len(reported)), net),
     }
     for name, image in tqdm(list(zip(names, images)), desc='pictures', leave=False, disable=None):
         single = [m[0].cpu() for m in attention_maps(model, image[None])]
