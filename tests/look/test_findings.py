@@ -5,7 +5,6 @@ import pytest
 
 from drawn import quadratic_net, set_heads
 from timm_selfconv import theory
-from timm_selfconv.cli import main
 from timm_selfconv.look import findings
 from timm_selfconv.look.figures import figure_shifts
 
@@ -23,7 +22,7 @@ def test_files_that_ship_give_every_number_again():
     assert [row for row in findings.measure_findings() if row['same'] != 'yes'] == []
 
 
-def test_numbers_are_compared_and_rows_need_what_they_are_given(monkeypatch, capsys):
+def test_numbers_are_compared_and_rows_need_what_they_are_given(monkeypatch, output_of):
     monkeypatch.setattr(findings, 'FINDINGS', [
         ROW, replace(ROW, number='2 of 2'), replace(ROW, needs='pictures', measure=' and '.join),
         *(replace(ROW, needs='data', number=number, measure=lambda accuracy: f'{accuracy(None)}, 0.9')
@@ -32,13 +31,11 @@ def test_numbers_are_compared_and_rows_need_what_they_are_given(monkeypatch, cap
     rows = findings.measure_findings(['one', 'two'], lambda model: 0.5)
     assert [row['found'] for row in rows] == ['1 of 2', '1 of 2', 'one and two', '0.5, 0.9', '0.5, 0.9']
     assert [row['same'] for row in rows[-2:]] == ['yes', 'no']
-    main(['findings', '--json'])
-    assert [row['here'] for row in json.loads(capsys.readouterr().out)] == ['1 of 2 heads', '2 of 2 heads']
-    main(['findings'])
-    assert capsys.readouterr().out.split()[-3:] == ['no', 'heads', 'NET']
+    assert [row['here'] for row in json.loads(output_of('findings', '--json'))] == ['1 of 2 heads', '2 of 2 heads']
+    assert output_of('findings').split()[-3:] == ['no', 'heads', 'NET']
 
 
-def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys, refused):
+def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, output_of, refused):
     net, seen = quadratic_net(), []
     set_heads(net.blocks[0], [[1., -2.], [3., 0.]], [9., 0.01])
     heads = [list(head.offset) for kernel in theory.learned_kernels(net) for head in kernel.heads]
@@ -64,7 +61,6 @@ def test_points_of_shifts_and_their_controls(monkeypatch, tmp_path, capsys, refu
         [0.01, 0.02, 0.06], [0.01, 0.03, 0.07], [0.01, 0.04], [0.01, 0.05]]
     monkeypatch.setattr('timm_selfconv.commands.findings.create_model', lambda name: net)
     monkeypatch.setattr('timm_selfconv.commands.findings.shift_points', lambda model, accuracy: rows)
-    command = ['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output']
-    main([*command, str(tmp_path / 'shifts.png')])
-    assert '"random": [0.04, 0.05]' in capsys.readouterr().out and (tmp_path / 'shifts.png').is_file()
+    command, file = ['shifts', 'sa_quadratic_cifar', '--data', 'nowhere', '--output'], tmp_path / 'shifts.png'
+    assert '"random": [0.04, 0.05]' in output_of(*command, file) and file.is_file()
     refused('shifts', [*command, tmp_path / 'shifts'])

@@ -11,7 +11,6 @@ from PIL import Image
 from torch import nn
 
 from drawn import PAINTED, decode, middle, swipe, until
-from timm_selfconv import cli
 from timm_selfconv.look.theorem import theorem_page
 from timm_selfconv.theory import conv_to_attention
 
@@ -216,13 +215,12 @@ def test_a_finger_scrolls_over_the_heads_panel_and_drags_heads(open_page):
     assert page.evaluate('state.moved[2]') == pytest.approx([-1, 0], abs=0.1)
 
 
-def test_command(tmp_path, capsys, refused):
+def test_command(tmp_path, output_of, refused):
     pixels = np.random.default_rng(0).integers(0, 256, (96, 96, 3), dtype=np.uint8)
     picture, file = tmp_path / '<b>&amp;{{data}}\udcff.png', tmp_path / 'new' / 'theorem.html'
     Image.fromarray(pixels).save(picture)
-    cli.main(['theorem', str(picture), '--output', str(file)])
+    assert str(file) in output_of('theorem', picture, '--output', file)
     page = file.read_text(encoding='utf-8')
-    assert str(file) in capsys.readouterr().out
     assert (photo_of(page) * 255).round().byte().permute(1, 2, 0).numpy().tolist() == pixels.tolist()
     assert '&lt;b&gt;&amp;amp;{{data}}?.png' in page and '<b>' not in page
     refused('theorem.html exists', ['theorem', '--output', file])
