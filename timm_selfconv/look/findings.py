@@ -181,7 +181,7 @@ def shift_points(
     """Measure accuracy against the number of heads that become shifts, without training.
 
     Args:
-        model: A net for :func:`timm_selfconv.theory.to_shifts`.
+        model: A net with :class:`SelfAttention2d` layers that attend by position only.
         accuracy: Function for the accuracy of a net.
         thresholds: See :func:`timm_selfconv.theory.to_shifts`.
 
