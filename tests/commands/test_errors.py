@@ -42,7 +42,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
 
 @pytest.mark.parametrize('command,message', [
     (f'heads {BARE}', f'{BARE} has no trained weights'),
-    (f'shifts {NET} {BARE} --data nowhere --output out.png', f'{BARE} has no trained weights'),
+    (f'shifts {NET} {BARE} --data nowhere --output out.png', f'cannot be loaded ({BARE} has no trained weights'),
     (f'classify {NET} nowhere.png', ': nowhere.png: no such file'),
     (f'{FIGURES} --images nowhere.png', ': nowhere.png: no such file'),
     (f'finetune {NET} nowhere --output out', "folder='nowhere': "),

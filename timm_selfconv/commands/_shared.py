@@ -102,7 +102,7 @@ def common_prefix(checkpoint: Path) -> str:
     return ''
 
 
-def create_model(name: str, checkpoint: Optional[Path] = None, untrained: bool = False) -> Any:
+def create_model(name: str, checkpoint: Optional[Path] = None, untrained: Optional[bool] = None) -> Any:
     """A net with pretrained weights, the weights of a checkpoint, or initialised from a fixed seed.
 
     Raises:
@@ -129,7 +129,8 @@ def create_model(name: str, checkpoint: Optional[Path] = None, untrained: bool =
             if not isinstance(e, (RuntimeError, OSError)):
                 raise
             tags = timm.list_models(f'{name.partition(".")[0]}.*', pretrained=True) if '.' in name else [name]
-            instead = '; --untrained initialises it' if name in tags else f'; available: {tags}'
+            hint = '' if untrained is None else '; --untrained initialises it'  # None: the command has no such argument
+            instead = hint if name in tags else f'; available: {tags}'
         raise ValueError(f'{source}: cannot be loaded{instead} ({e or type(e).__name__})') from e
     for key, value in model.state_dict().items():
         if not value.isfinite().all():
