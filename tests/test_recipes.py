@@ -35,6 +35,7 @@ def test_recipes_fit_train_py(recipe, timm_scripts, as_a_script):
             words = map(str, value if isinstance(value, list) else [value])
             assert getattr(parser.parse_args([f"--{key.replace('_', '-')}", *words]), key) == value
     assert keys['device_modules'] == ['timm_selfconv']
+    assert read_recipe(recipe).decay_epochs == parser.get_default('decay_epochs')  # timm's scheduler_kwargs has another
 
 
 def test_the_chapter_has_the_recipes_of_each_model():

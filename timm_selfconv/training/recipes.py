@@ -56,7 +56,7 @@ KEYS: Dict[str, Key] = dict(
     sched=choice('cosine', 'tanh', 'step', 'multistep', 'poly', 'constant'), sched_on_updates=FLAG,
     warmup_epochs=whole(5), warmup_lr=number(1e-5), warmup_prefix=FLAG, min_lr=number(0.),
     decay_milestones=Key([90, 180, 270], list, 'whole numbers', lambda value: all(type(x) is int for x in value)),
-    decay_rate=number(0.1, above=True),
+    decay_epochs=number(90., above=True), decay_rate=number(0.1, above=True),
     amp=FLAG, amp_dtype=text('float16'), torchcompile=text(), grad_checkpointing=FLAG,
     model_ema=FLAG, model_ema_decay=number(0.9998, 1), model_ema_warmup=FLAG,
     val_interval=whole(1, above=True), checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
