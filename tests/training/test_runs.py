@@ -42,7 +42,8 @@ def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, monkeypatch, r
     seen, epoch = [], trainer.Training.epoch
     monkeypatch.setattr(trainer.Training, 'epoch', lambda self, scheduler: (
         seen.append(position_blobs(self.model, (8, 8))) or epoch(self, scheduler)))
-    run(tmp_path, '--batches', '3', 'epochs=3', 'val_interval=2', 'position_lr_scale=30', SMALL)  # all batches
+    run(tmp_path, '--batches', '3', 'epochs=3', 'val_interval=2', 'position_lr_scale=30', 'warmup_epochs=0', SMALL,
+        'sched=step', 'decay_epochs=2', 'decay_rate=0.1', 'sched_on_updates=false')  # all batches
     card = (tmp_path / 'README.md').read_text()
     assert '| epochs | 3 |' in card and '| images |' not in card and '--batches' not in card
     history = read_history(tmp_path / 'history.json')
@@ -50,6 +51,7 @@ def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, monkeypatch, r
     rows = list(csv.DictReader((tmp_path / 'summary.csv').open()))
     assert [row['train_loss'] for row in history['rows'][1:]] == [float(row['train_loss']) for row in rows]
     assert [bool(row['eval_top1']) for row in rows] == [False, True, True] and all(row['lr'] for row in rows)
+    assert [float(row['lr']) for row in rows] == pytest.approx([0.005, 0.005, 0.0005])  # of each epoch, as in train.py
     assert list(accuracies(history)) == [2, 3] and all(row['images_per_second'] > 0 for row in history['rows'][1:])
     for blobs, row in zip(seen, history['rows']):
         for layer, told in zip(blobs, row['heads'], strict=True):

@@ -184,7 +184,6 @@ class Training:
             if self.ema is not None:
                 self.ema.update(self.model, step=updates)
             scheduler.step_update(updates)
-        scheduler.step(epoch + 1)
         return float(losses.mean())
 
     def validate(self, data: Images) -> Dict[str, float]:
@@ -211,8 +210,8 @@ class Training:
         scheduler, epochs = create_scheduler_v2(
             self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.batches)
         scheduler.step_update(len(self.history) * self.batches)
-        scheduler.step(len(self.history))
         while len(self.history) < epochs:
+            scheduler.step(len(self.history))
             start = time.perf_counter()
             row: Dict[str, Any] = dict(epoch=len(self.history), train_loss=self.epoch(scheduler))
             speed = self.batches * self.args.batch_size / (time.perf_counter() - start)
