@@ -118,7 +118,7 @@ class Training:
         ours = {**vars(self.args), 'batches': self.batches, 'training images': self.fingerprint}
         theirs = {**ours, **DEFAULTS, **checkpoint['args'], 'batches': checkpoint['steps']}  # old ones have fewer keys
         theirs['training images'] = checkpoint.get('data', self.fingerprint)
-        differ = sorted(key for key in ours if ours[key] != theirs[key])
+        differ = sorted(key for key in ours if ours[key] != theirs[key] and key != 'torchcompile')  # differs by device
         if differ:
             raise ValueError(f'has a run of another recipe ({differ} differ); choose another folder')
         broken = [name for name, value in checkpoint['state_dict'].items() if not value.isfinite().all()]
