@@ -25,6 +25,7 @@ def test_images_are_resized_as_pil_does(size):
     image = torch.rand(32, 32)
     wanted = np.asarray(Image.fromarray(image.numpy()).resize((size, size), Image.Resampling.BILINEAR))
     np.testing.assert_allclose(at_size(image.expand(2, 3, -1, -1), size)[1, 2], wanted, atol=1e-5)
+    assert at_size(torch.rand(2, 3, 32, size), size).shape == (2, 3, size, size)
 
 
 def test_images_are_normalised_as_timm_does(folder):

@@ -21,7 +21,7 @@ def size_of_epoch(sizes: Dict[int, int], epoch: int) -> Optional[int]:
 
 def at_size(x: torch.Tensor, size: Optional[int]) -> torch.Tensor:
     """Resize images, shape (B, C, H, W), to ``size`` x ``size`` pixels; None leaves them unchanged."""
-    if size is not None and size != x.shape[-1]:
+    if size is not None and x.shape[-2:] != (size, size):
         x = F.interpolate(x, (size, size), mode='bilinear', antialias=True)
     return x.contiguous(memory_format=torch.channels_last)
 
