@@ -49,6 +49,7 @@ def test_other_files_and_trainings_are_left_alone(tmp_path, run, refused):
         (output / name).mkdir() if name == 'folder' else (output / name).write_text('mine')
         refused(f'{name}/run exists: remove it or choose another name', output, *BRIEF)
         assert [path.name for path in output.iterdir()] == [name]
+    refused('notes.txt exists: remove it', tmp_path / 'notes.txt' / 'run' / 'notes.txt', *BRIEF)
     (tmp_path / 'new').mkdir()
     with FileLock(tmp_path / 'new' / '.lock'):
         refused('another training uses it', tmp_path / 'new', *BRIEF)

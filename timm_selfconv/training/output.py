@@ -24,8 +24,8 @@ def checkpoints(output: Path) -> List[Path]:
 
 
 def check_output(output: Path) -> None:
-    """Raise a FileExistsError if a folder has files but no checkpoint."""
-    if any(output.glob('[!.]*')) and not checkpoints(output):  # a run stopped in its first epoch leaves hidden files
+    """Raise a FileExistsError for a file, or a folder that has files but no checkpoint."""
+    if not output.is_dir() or (any(output.glob('[!.]*')) and not checkpoints(output)):  # kills leave hidden files
         check_new(output)
 
 

@@ -34,7 +34,7 @@ def train(
 
     Raises:
         ValueError: If recipe, data and folder do not fit together, or another training uses the folder.
-        FileExistsError: If the folder has files but no checkpoint.
+        FileExistsError: If the folder is a file, or has files but no checkpoint.
         FloatingPointError: If a loss is not finite.
     """
     for module in args.device_modules:
