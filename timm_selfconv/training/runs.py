@@ -11,7 +11,7 @@ from typing import Any, Dict, Optional, Sequence
 import torch
 from filelock import FileLock, Timeout
 
-from timm_selfconv.data import PictureDataset, class_names, data_name, load_images
+from timm_selfconv.data import PictureDataset, check_labels, class_names, data_name, load_images
 from timm_selfconv.files import as_value_error, replace_file
 from timm_selfconv.weights import card_facts, teachers
 from timm_selfconv.weights.loading import WEIGHTS_FILE
@@ -46,6 +46,7 @@ def train(
     check_output(output)
     net = create_net(args, *datasets)
     images, validation = (load_images(dataset, net, device) for dataset in datasets)
+    check_labels(f'val_split={args.val_split!r}', validation[1], net.num_classes)
     training = Training(args, net, images, batches)
     output.mkdir(parents=True, exist_ok=True)
     try:
