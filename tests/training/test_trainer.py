@@ -70,6 +70,9 @@ def test_keys_of_a_recipe_reach_images_and_net(training, monkeypatch):
     assert max(m.drop_prob for m in each.model.modules() if isinstance(m, DropPath)) == pytest.approx(0.2)
     mixup = each.augment.mixup
     assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.mix_prob) == (0.4, 1., 0.7)
+    each = training('model=resnet_tiny_cifar', 'model_kwargs={}')
+    each.model.patch_size = 4, 2  # timm has models with rows and columns
+    assert trainer.Training(each.args, each.model, (each.images, each.labels)).grid == [8, 16]
 
 
 def test_the_moving_average_is_of_the_weights(training):

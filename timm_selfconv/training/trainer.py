@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from timm.layers import to_2tuple
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
@@ -78,7 +79,8 @@ class Training:
             self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
         self.optimizer = create_optimizer(args, self.model)
         patch_size = getattr(self.model, 'patch_size', None)
-        self.grid = None if patch_size is None else [side // patch_size for side in self.images.shape[-2:]]
+        self.grid = None if patch_size is None else [
+            side // patch for side, patch in zip(self.images.shape[-2:], to_2tuple(patch_size))]
         self.history: List[Dict[str, Any]] = []
         self.start, self.seconds = self.heads(), 0.
 
