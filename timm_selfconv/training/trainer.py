@@ -133,14 +133,6 @@ class Training:
         self.amp = checkpoint.get('amp', self.args.amp)
         self.history, self.seconds, self.start = checkpoint['history'], checkpoint['seconds'], checkpoint.get('start')
 
-    def checkpoint(self) -> Dict[str, Any]:
-        """State to resume from, in the layout of timm's checkpoints."""
-        ema = {} if self.ema is None else dict(state_dict_ema=self.ema.module.state_dict())
-        return dict(
-            epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), amp=self.amp,
-            steps=self.batches, data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
-            optimizer=self.optimizer.state_dict(), history=self.history, start=self.start, seconds=self.seconds)
-
     def loss(self, x: torch.Tensor, target: torch.Tensor, size: Optional[int]) -> torch.Tensor:
         """Mix and resize augmented images, shape (B, C, H, W), and return their loss; labels have shape (B,)."""
         x, target, smoothing = self.augment.mix(x, target, len(self.history))
@@ -226,6 +218,11 @@ class Training:
             self.save(output)
 
     def save(self, output: Path) -> None:
-        checkpoint = self.checkpoint()
+        """Save the state to resume from, in the layout of timm's checkpoints, and the history."""
+        ema = {} if self.ema is None else dict(state_dict_ema=self.ema.module.state_dict())
+        checkpoint: Dict[str, Any] = dict(
+            epoch=len(self.history) - 1, arch=self.args.model, version=2, args=vars(self.args), amp=self.amp,
+            steps=self.batches, data=self.fingerprint, state_dict=self.model.state_dict(), **ema,
+            optimizer=self.optimizer.state_dict(), history=self.history, start=self.start, seconds=self.seconds)
         save_checkpoint(output, checkpoint, self.args.checkpoint_hist)
         save_history(output, checkpoint, self.grid, self.share)
