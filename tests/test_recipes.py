@@ -48,6 +48,7 @@ def test_the_chapter_has_the_recipes_of_each_model():
         recipes = {recipe.strip('`') for recipe in (published, ours)} - {'-'}
         assert recipes and all(read_recipe(recipe, [f"model={row['name']}"]) for recipe in recipes)
     assert set(re.findall(r'^\| \[`(\w+)`\]', chapter, re.M)) == set(RECIPES)
+    assert all((FOLDER / f'{name}.yaml').read_text().splitlines()[0][-1] == '.' for name in RECIPES)  # printed by list
 
 
 COMMON = dict(
