@@ -164,7 +164,8 @@ def open_folder(folder: Path, split: str) -> PictureDataset:
     root = first_folder(folder, split, *like)
     splits = [name for name in (*TRAIN, *VALIDATION, 'test') if (folder / name).is_dir()]
     if root is None and (splits or '[' in split):
-        raise ValueError(f'split={split!r}: needs one of {splits} in the folder {str(folder)!r}')
+        names = splits or [split.partition('[')[0]]  # without splits, any name means all pictures
+        raise ValueError(f'split={split!r}: needs one of {names} in the folder {str(folder)!r}')
     return PictureDataset('', PictureReader(root or folder))
 
 

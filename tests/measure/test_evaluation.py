@@ -69,9 +69,9 @@ def test_data_splits_labels_and_pictures_that_do_not_fit_are_named(folder):
     for data in ('nowhere', 'torch/cifar10'):
         with pytest.raises(ValueError, match=rf"data='{data}'.*folder or a dataset of the Hub"):
             evaluate(RedMeter(), data)
-    for split in ('train', 'test[:5]'):
+    for data, split in (folder, 'train'), (folder, 'test[:5]'), (folder / 'test', 'test[:5]'):
         with pytest.raises(ValueError, match=r"split='.*': needs one of \['test'\]"):
-            evaluate(RedMeter(), str(folder), split=split)
+            evaluate(RedMeter(), str(data), split=split)
     assert evaluate(RedMeter(), str(folder / 'test')).images == 20  # a folder of classes has no splits
     with pytest.raises(ValueError, match=r'data=.*labels from 0 to 9.*4 classes'):
         evaluate(timm.create_model('sa_quadratic_tiny_cifar', num_classes=4, depth=1), str(folder))
