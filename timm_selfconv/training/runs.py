@@ -78,7 +78,7 @@ def run_facts(training: Training, recipe: str, overrides: Sequence[str], data: s
         'seed': args.seed,
         'precision': 'bfloat16 autocast' if training.amp else 'float32',
         'hardware': torch.cuda.get_device_name(device) if device.type == 'cuda'
-                    else f'CPU, {torch.get_num_threads()} thread(s)',
+                    else f'{device.type.upper()}, {torch.get_num_threads()} thread(s)',
         'time': f'{training.seconds / 60:.0f} minutes',
         'data': f'{data_name(data)}, split {args.train_split}',
     }
