@@ -40,8 +40,8 @@ def test_a_net_of_every_family_with_new_classes_is_saved_as_a_folder(own, tmp_pa
 
 def test_a_run_keeps_its_history_and_tells_whole_epochs(tmp_path, monkeypatch, run):
     seen, epoch = [], trainer.Training.epoch
-    monkeypatch.setattr(trainer.Training, 'epoch', lambda self, scheduler: (
-        seen.append(position_blobs(self.model, (8, 8))) or epoch(self, scheduler)))
+    monkeypatch.setattr(trainer.Training, 'epoch', lambda self: (
+        seen.append(position_blobs(self.model, (8, 8))) or epoch(self)))
     run(tmp_path, '--batches', '3', 'epochs=3', 'val_interval=2', 'position_lr_scale=30', 'warmup_epochs=0', SMALL,
         'sched=step', 'decay_epochs=2', 'decay_rate=0.1', 'sched_on_updates=false')  # all batches
     card = (tmp_path / 'README.md').read_text()

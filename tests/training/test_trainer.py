@@ -24,9 +24,7 @@ CPU, CUDA = torch.device('cpu'), torch.device('cuda')
 
 def one_epoch(training):
     """Train the next epoch and return its loss."""
-    scheduler, _ = trainer.create_scheduler_v2(
-        training.optimizer, **trainer.scheduler_kwargs(training.args), updates_per_epoch=training.batches)
-    loss = training.epoch(scheduler)
+    loss = training.epoch()
     training.history.append({})
     return loss
 

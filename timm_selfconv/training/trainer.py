@@ -12,7 +12,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from timm.layers import to_2tuple
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
-from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
 from torch.utils._triton import has_triton
 from torch.utils.benchmark import Timer
@@ -78,6 +77,8 @@ class Training:
         self.ema = ModelEmaV3(
             self.model, args.model_ema_decay, use_warmup=args.model_ema_warmup) if args.model_ema else None
         self.optimizer = create_optimizer(args, self.model)
+        self.scheduler, self.epochs = create_scheduler_v2(
+            self.optimizer, **scheduler_kwargs(args), updates_per_epoch=self.batches)
         patch_size = getattr(self.model, 'patch_size', None)
         self.grid = None if patch_size is None else [
             side // patch for side, patch in zip(self.images.shape[-2:], to_2tuple(patch_size))]
@@ -149,7 +150,7 @@ class Training:
         chosen = F.cross_entropy(logits.float(), target, reduction='none').topk(len(x) - len(x) // 2).indices
         return x[chosen], target[chosen]
 
-    def epoch(self, scheduler: Scheduler) -> float:
+    def epoch(self) -> float:
         """Train for one epoch and return the mean loss; raise a FloatingPointError if it is not finite."""
         args, epoch, device = self.args, len(self.history), self.images.device
         random_seed(args.seed, 1000 * (epoch + 1))  # the same numbers in a resumed run
@@ -177,7 +178,7 @@ class Training:
             updates = epoch * self.batches + step + 1
             if self.ema is not None:
                 self.ema.update(self.model, step=updates)
-            scheduler.step_update(updates)
+            self.scheduler.step_update(updates)
         return float(losses.mean())
 
     def validate(self, data: Images) -> Dict[str, float]:
@@ -201,15 +202,13 @@ class Training:
             save_history(output, checkpoint, self.grid, self.share)  # in case it was killed before
         if self.args.amp and not self.amp:
             print('trains in float32: this device, or the device of the resumed run, is slower in bfloat16', flush=True)
-        scheduler, epochs = create_scheduler_v2(
-            self.optimizer, **scheduler_kwargs(self.args), updates_per_epoch=self.batches)
-        scheduler.step_update(len(self.history) * self.batches)
-        while len(self.history) < epochs:
-            scheduler.step(len(self.history))
+        self.scheduler.step_update(len(self.history) * self.batches)
+        while len(self.history) < self.epochs:
+            self.scheduler.step(len(self.history))
             start = time.perf_counter()
-            row: Dict[str, Any] = dict(epoch=len(self.history), train_loss=self.epoch(scheduler))
+            row: Dict[str, Any] = dict(epoch=len(self.history), train_loss=self.epoch())
             speed = self.batches * self.args.batch_size / (time.perf_counter() - start)
-            if (row['epoch'] + 1) % self.args.val_interval == 0 or row['epoch'] + 1 == epochs:
+            if (row['epoch'] + 1) % self.args.val_interval == 0 or row['epoch'] + 1 == self.epochs:
                 row.update(self.validate(validation))
             self.seconds += time.perf_counter() - start
             row['lr'] = self.optimizer.param_groups[0]['lr']
