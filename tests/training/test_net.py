@@ -40,13 +40,12 @@ def test_other_classes_get_a_new_classifier(name, count):
     dataset = SimpleNamespace(reader=SimpleNamespace(class_to_idx={name: i for i, name in enumerate(names)}))
     keys = [f'model={name}', 'pretrained=true', f'num_classes={count}']
     ours = create_net(read_recipe('muon_tiny', keys), dataset)
-    trained = timm.create_model(name, pretrained=True)
-    states = ours.state_dict(), trained.state_dict()
-    assert all(torch.equal(states[0][k], v) == ('fc.' not in k) for k, v in states[1].items())
+    state, trained = ours.state_dict(), timm.create_model(name, pretrained=True).state_dict()
+    assert all(torch.equal(state[k], v) == ('fc.' not in k) for k, v in trained.items())
     assert class_names(ours, count) == tuple(names) and ours(torch.zeros(1, 3, 32, 32)).shape == (1, count)
     dataset.reader.class_to_idx = dict(zip(CIFAR10_CLASSES, range(10)))
     kept = create_net(read_recipe('muon_tiny', [*keys[:2], 'num_classes=10']), dataset).state_dict()
-    torch.testing.assert_close(kept, trained.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(kept, trained, rtol=0, atol=0)
 
 
 def correlated_images():
