@@ -1,7 +1,6 @@
 """Runs of the trainer with two classes of noise and a very small net."""
 import re
 from contextlib import nullcontext
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -42,7 +41,7 @@ def run(folder):
         stopped = nullcontext() if until is None else pytest.raises(KeyboardInterrupt)
         with mock.patch.object(trainer.Training, 'save', save_until), stopped:
             main(words)
-        return torch.load(Path(output) / 'last.pth.tar', weights_only=True)
+        return torch.load(output / 'last.pth.tar', weights_only=True)
 
     return run
 
