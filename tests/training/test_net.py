@@ -27,6 +27,7 @@ def test_classes_are_the_net_s_by_name(tmp_path, own, refused):
     for more, message in ((SMALL, r"dataset has \['ant', 'cow'\], the model has .* key num_classes=2"),
                           ('num_classes=3', r"num_classes=3: the training images have 2 classes, \('ant', 'cow'\)")):
         refused(message, tmp_path / 'run', more, data=own)
+    refused("'test': needs other images than train_split='train'", tmp_path / 'run', SMALL, data=known / 'train')
     fill(fill_splits(tmp_path / 'numbers', 0, 1) / 'test', [5])
     refused("val_split='test': labels from 0 to 5 do not fit a net with 2 classes", tmp_path / 'run',
             f'{SMALL[:-1]}, "num_classes": 2}}', data=tmp_path / 'numbers')

@@ -47,6 +47,8 @@ def train(
     net = create_net(args, *datasets)
     images, validation = (load_images(dataset, net, device) for dataset in datasets)
     check_labels(f'val_split={args.val_split!r}', validation[1], net.num_classes)
+    if args.val_split != args.train_split and torch.equal(images[0], validation[0]):  # of a folder without splits
+        raise ValueError(f'val_split={args.val_split!r}: needs other images than train_split={args.train_split!r}')
     training = Training(args, net, images, batches)
     output.mkdir(parents=True, exist_ok=True)
     try:
