@@ -40,8 +40,7 @@ def lines(prefix):
 
 def test_every_line_has_a_test_here():
     assert {language for _, language, *_ in BLOCKS} <= {'python', 'bash', 'text', 'bibtex'}
-    known = (
-        'pip install ', 'timm-selfconv ', 'python train.py ', 'torchrun ', 'python -m timm_selfconv run ')
+    known = 'pip install ', 'timm-selfconv ', 'python train.py ', 'torchrun ', 'python -m timm_selfconv run '
     assert [line for line in LINES if not line.startswith(known)] == []
 
 
@@ -100,8 +99,7 @@ def test_training(command, timm_scripts, cifar10, tmp_path):
     options += ['--device', 'cpu', '--no-prefetcher', '--workers', '0', '--batch-size', '2', '--epochs', '1',
                 '--warmup-epochs', '0', '--output', str(tmp_path)]
     if '--data-dir' in options:
-        pictures = fill(tmp_path / 'pictures', ['train/cat', 'train/dog', 'val/cat', 'val/dog'])
-        options[options.index('pictures')] = str(pictures)
+        options += ['--data-dir', str(fill(tmp_path / 'pictures', ['train/cat', 'train/dog', 'val/cat', 'val/dog']))]
     else:
         options += ['--dataset', f'hfds/{cifar10}', '--train-split', 'train[:4]', '--val-split', 'test[:4]']
     if command[0] == 'torchrun':
