@@ -26,10 +26,6 @@ class Key(NamedTuple):
     accepts: Callable[[Any], bool] = lambda value: True
 
 
-def text(default: Optional[str] = None) -> Key:
-    return Key(default, str, 'text')
-
-
 def choice(default: str, *others: str) -> Key:
     choices = default, *others
     return Key(default, str, ' or '.join(map(repr, choices)), choices.__contains__)
@@ -40,12 +36,13 @@ def number(default: Optional[float], high: float = LARGEST, above: bool = False,
     return Key(default, kind, needs, lambda value: 0 <= value <= high and not (above and value == 0))
 
 
+text = partial(Key, kind=str, needs='text')
 whole = partial(number, kind=int)
 FLAG, LIST = Key(False, bool, 'true or false'), Key([], list, 'a list')
 SIZES = Key({}, dict, 'FIRST_EPOCH: PIXELS', lambda sizes: all(
     type(epoch) is type(size) is int and 0 <= epoch and 0 < size <= LARGEST for epoch, size in sizes.items()))
 KEYS: Dict[str, Key] = dict(
-    model=text(), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=FLAG, initial_checkpoint=text(''),
+    model=text(None), model_kwargs=Key({}, dict, 'KEY: VALUE'), pretrained=FLAG, initial_checkpoint=text(''),
     num_classes=whole(None, above=True), img_size=whole(None, above=True),
     dataset=text(''), input_key=text('img'), target_key=text('label'), train_split=text('train'),
     val_split=text('validation'), device_modules=LIST,
@@ -57,12 +54,12 @@ KEYS: Dict[str, Key] = dict(
     warmup_epochs=whole(5), warmup_lr=number(1e-5), warmup_prefix=FLAG, min_lr=number(0.),
     decay_milestones=Key([90, 180, 270], list, 'whole numbers', lambda value: all(type(x) is int for x in value)),
     decay_epochs=number(90., above=True), decay_rate=number(0.1, above=True),
-    amp=FLAG, amp_dtype=text('float16'), torchcompile=text(), grad_checkpointing=FLAG,
+    amp=FLAG, amp_dtype=text('float16'), torchcompile=text(None), grad_checkpointing=FLAG,
     model_ema=FLAG, model_ema_decay=number(0.9998, 1), model_ema_warmup=FLAG,
     val_interval=whole(1, above=True), checkpoint_hist=whole(10, above=True), stem_whitening=number(None, above=True),
     img_sizes=SIZES, hardest_half=SIZES, crop_padding=whole(None),
     crop_padding_mode=choice('constant', 'reflect'), hflip=number(0.5, 1),
-    scale=LIST, ratio=LIST, train_interpolation=text(),  # of train.py, which has no crop_padding
+    scale=LIST, ratio=LIST, train_interpolation=text(None),  # of train.py, which has no crop_padding
     color_jitter=number(0.4), reprob=number(0., 1), mixup=number(0.), cutmix=number(0.),
     mixup_prob=number(1., 1), mixup_off_epoch=whole(0), smoothing=number(0.1, 1), drop=number(0., 1),
     drop_path=number(None, 1),
