@@ -20,7 +20,6 @@ from timm_selfconv.weights.saving import save_folder
 
 pytestmark = pytest.mark.slow
 REPO = Path(__file__).resolve().parent.parent
-PATH = os.pathsep.join([str(REPO / 'tests'), os.environ.get('PYTHONPATH', '')])
 CHAPTERS = [REPO / 'README.md', REPO / 'recipes' / 'README.md', *sorted((REPO / 'timm_selfconv').rglob('README.md'))]
 # chapter (so that a failure names it), language, block, and the block of text that follows at once
 BLOCKS = [(str(chapter.relative_to(REPO).parent), *block) for chapter in CHAPTERS for block in re.findall(
@@ -107,7 +106,7 @@ def test_training(command, timm_scripts, cifar10, tmp_path):
         launch += ['-m', 'torch.distributed.run', '--nproc_per_node=2', '--standalone']
         options += ['--device-modules', 'timm_selfconv', 'ddp_on_cpu']
     done = subprocess.run([*launch, f'{timm_scripts}/train.py', *options], cwd=REPO, capture_output=True, text=True,
-                          env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=PATH))
+                          env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(sys.path)))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert len(list(tmp_path.rglob('last.pth.tar'))) == 1
 
@@ -126,9 +125,8 @@ def test_other_scripts(command, timm_scripts, cifar10, tmp_path, as_a_script, mo
     command = [os.path.join(timm_scripts, word) if word.endswith('.py') else word for word in command]
     places = {DATASET: f'hfds/{cifar10}', '*_tiny_cifar': 'sa_quadratic_tiny*'}  # one net is enough
     command = [places.get(word, word) for word in command]
-    command[command.index('--split') + 1] = 'test[:64]'
     assert command[:3] == ['python', '-m', 'timm_selfconv']
-    cli.main([*command[3:], '--no-prefetcher', '--workers', '0'])
+    cli.main([*command[3:], '--no-prefetcher', '--workers', '0', '--split', 'test[:64]'])
     out = capfd.readouterr().out
     if 'bulk_runner.py' in command[4]:
         out = (tmp_path / 'results.csv').read_text()

@@ -25,10 +25,9 @@ def load(recipe):
 def test_recipes_fit_train_py(recipe, timm_scripts, as_a_script):
     """train.py does not check defaults from recipes, but it checks words of the command line with the same values."""
     train_py = runpy.run_path(f'{timm_scripts}/train.py')  # again, as its parser keeps the defaults of the last recipe
-    parser, keys = train_py['parser'], load(recipe)
+    parser, keys = train_py['parser'], {key: value for key, value in load(recipe).items() if key not in IGNORED}
     nargs = {action.dest: action.nargs for action in parser._actions}
-    for key in keys.keys() - IGNORED:
-        value = keys[key]
+    for key, value in keys.items():
         if nargs[key] in (0, '*'):  # a switch, or KEY=VALUE words
             assert type(value) is (bool if nargs[key] == 0 else dict), key
         else:
