@@ -48,6 +48,7 @@ HEADS, EVAL, FIGURES, PRUNE = (
     (f'finetune {NET} nowhere --output out', "folder='nowhere': "),
     (f'finetune {BARE} own --output out', 'has no trained weights yet'),
     (f'finetune {NET} own nonsense=1 --output out', 'nonsense'),
+    (f'finetune {NET} own model=vgg11 --output out', "['model=vgg11']: finetune takes the net from MODEL"),
     (f'finetune {NET} own img_size=18 --output out', 'timm-selfconv: img_size=18: needs'),
     ('heads resnet18 --untrained', 'model=resnet18: has no attention maps; needs'),
     ('heads san_pairwise_cifar --untrained', 'model=san_pairwise_cifar: has no attention maps; needs'),

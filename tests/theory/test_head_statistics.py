@@ -87,5 +87,6 @@ def test_overlap_is_1_less_the_mean_distance_of_pairs(dim):
     maps = random_maps(4, 3, 4, 5)
     distances = [(a - b).abs().sum((-2, -1)) / 2 for a, b in itertools.combinations(maps.unbind(dim), 2)]
     torch.testing.assert_close(overlap(maps, dim), 1 - sum(distances) / len(distances))
-    with pytest.raises(ValueError, match=rf'maps of shape .* at least two along dimension {dim}'):
-        overlap(maps.narrow(dim, 0, 1), dim)
+    for wrong, along in ((maps.narrow(dim, 0, 1), dim), (maps, -1), (maps[0, 0], -5)):
+        with pytest.raises(ValueError, match=rf'maps of shape .* at least two along dimension {along}'):
+            overlap(wrong, along)

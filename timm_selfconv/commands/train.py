@@ -38,6 +38,9 @@ def finetune(args: Namespace) -> None:
     Example: timm-selfconv finetune sa_quadratic_tiny_cifar pictures --output mynet
     """
     recipe = read_recipe(PICTURES_RECIPE, args.overrides)
+    taken = [text for text in args.overrides if text.startswith(('model=', 'num_classes='))]
+    if taken:
+        raise ValueError(f'{taken}: finetune takes the net from MODEL and the classes from FOLDER')
     *datasets, held_out = open_picture_folder(args.folder, recipe.seed)
     classes, (seen, held) = datasets[0].reader.class_to_idx, map(len, datasets)
     recipe.model, recipe.num_classes, recipe.batch_size = args.model, len(classes), min(recipe.batch_size, seen)

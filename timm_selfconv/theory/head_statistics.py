@@ -104,7 +104,8 @@ def overlap(maps: torch.Tensor, dim: int = -5) -> torch.Tensor:
         ValueError: If there are no two to compare.
     """
     grid_size(maps)
-    if maps.dim() < 5 or maps.shape[dim] < 2:
-        raise ValueError(f'maps of shape {list(maps.shape)}: needs at least two along dimension {dim} to compare')
+    if dim % maps.dim() > maps.dim() - 5 or maps.shape[dim] < 2:
+        raise ValueError(
+            f'maps of shape {list(maps.shape)}: needs at least two along dimension {dim}, which is before H, W, H, W')
     pairs = itertools.combinations(maps.unbind(dim), 2)
     return torch.stack([torch.minimum(a, b).sum((-2, -1)) for a, b in pairs]).mean(0)
