@@ -40,7 +40,7 @@ class Finding:
 def net(name: str, untrained: bool = False) -> Any:
     """A net with its weights, or initialised with the seed of ``heads --untrained``."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(42)
+        torch.default_generator.manual_seed(42)  # torch.manual_seed would also seed other devices, for good
         return timm.create_model(name, pretrained=not untrained).eval()
 
 
