@@ -74,11 +74,9 @@ def test_your_own_folder_is_published_and_read_from_the_hub(hub, small_net, imag
     torch.testing.assert_close(loaded(x), net(x), rtol=0, atol=0)
 
 
-def test_missing_repositories_and_nets_are_named(hub, refused):
+def test_missing_repositories_are_named(hub, refused):
     refused("model='hf-hub:me/nothing': cannot be loaded (hf-hub:me/nothing: no such repository on the Hub (404)",
             ['heads', 'hf-hub:me/nothing'])
-    refused("models=['nothing', 'other']: needs local-dir:FOLDER, or weights of the zoo: resnet",
-            ['publish', 'other', 'nothing', '--owner', 'me'])
 
 
 @pytest.fixture
