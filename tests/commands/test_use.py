@@ -102,3 +102,10 @@ def test_explore(checkpoint, folder, tmp_path, output_of, refused):
         assert f'"{name}"' in text
     refused('exists', command)
     assert page.read_text() == text
+
+    shared = timm.create_model(  # one layer, three passes
+        'sa_quadratic_cifar', depth=3, hierarchical=True, num_heads=2, embed_dim=8, mlp_dim=8, patch_size=8)
+    save_for_hf(shared, tmp_path / 'run', safe_serialization=True)
+    write_run(tmp_path / 'run', shared, (4, 4), range(2))
+    output_of('explore', f"local-dir:{tmp_path / 'run'}", picture, '--out', page.with_name('film.html'))
+    assert '"film": {"heads": ' in page.with_name('film.html').read_text()

@@ -15,6 +15,7 @@ import base64
 import copy
 import html
 import io
+import itertools
 import json
 import math
 import re
@@ -159,14 +160,15 @@ def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Opt
     rows = history['rows']
     if any(row['heads'] is None for row in rows):
         return None
-    if history['grid'] != list(grid) or any([len(layer) for layer in row['heads']] != list(heads) for row in rows):
+    layers = [row['heads'] * (len(heads) if len(row['heads']) == 1 else 1) for row in rows]  # one may run many times
+    if history['grid'] != list(grid) or any(list(map(len, own)) != list(heads) for own in layers):
         raise ValueError(f'{run}: needs the history of a net with {list(heads)} heads on a grid of {list(grid)}')
 
     def numbers(name: str) -> List[Optional[float]]:
         return [x if x is not None and math.isfinite(x) else None for x in (row.get(name) for row in rows)]
 
     return dict(
-        heads=pack(torch.tensor([[head for layer in row['heads'] for head in layer] for row in rows])),
+        heads=pack(torch.tensor([list(itertools.chain(*own)) for own in layers])),
         epochs=[row['epochs'] for row in rows], loss=numbers('train_loss'), top1=numbers('eval_top1'))
 
 

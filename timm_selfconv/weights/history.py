@@ -23,10 +23,10 @@ HISTORY = 'history.json'  # in the folder of a run
 
 
 def find_history(run: Union[str, Path]) -> Optional[Path]:
-    """Path of the history of shipped weights (by name) or of a run (by folder, a Path or ``./NAME``), or None."""
+    """Path of the history of shipped weights (by name) or of a run (``local-dir:``, Path or ``./NAME``), or None."""
     shipped = weights_path(str(run)).with_suffix(f'.{HISTORY}')
     is_name = isinstance(run, str) and Path(run).name == run
-    path = shipped if is_name and shipped.is_file() else Path(run, HISTORY)
+    path = shipped if is_name and shipped.is_file() else Path(str(run).removeprefix('local-dir:'), HISTORY)
     return path if path.is_file() else None
 
 
