@@ -249,9 +249,10 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
         explorer_page(model, {})
     with pytest.raises(ValueError, match='fewer or smaller images'):
         explorer_page(create('sa_learned_content_cifar', size=(128, 128)), PICTURES)
-    write_run(tmp_path, create('sa_quadratic_cifar', num_heads=2), (8, 12), range(2))
-    with pytest.raises(ValueError, match='needs the history of a net with'):
-        explorer_page(model, PICTURES, run=tmp_path)
+    for kwargs in dict(num_heads=2), dict(depth=1):
+        write_run(tmp_path, create('sa_quadratic_cifar', **kwargs), (8, 12), range(2))
+        with pytest.raises(ValueError, match='needs the history of a net with'):
+            explorer_page(model, PICTURES, run=tmp_path)
     assert '"film": null' in explorer_page(model, PICTURES, run='resnet_tiny_cifar')  # its history does not ship
 
 

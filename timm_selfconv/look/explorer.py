@@ -15,13 +15,12 @@ import base64
 import copy
 import html
 import io
-import itertools
 import json
 import math
 import re
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -31,6 +30,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm_selfconv.data import label_names, preprocess, rank_classes, to_picture
 from timm_selfconv.layers import SelfAttention2d
 from timm_selfconv.layers.hooks import look_into, private_copy
+from timm_selfconv.theory import position_blobs
 from timm_selfconv.theory.learned_kernels import most_attended
 from timm_selfconv.weights.history import find_history, read_history
 from .attention_maps import attention_layers, attention_maps, class_attention, footprint_weights, has_class_token, \
@@ -154,21 +154,22 @@ def describe_predictions(model: nn.Module, batch: torch.Tensor) -> List[List[Tup
         for ranked in rank_classes(private_copy(model), batch)]
 
 
-def describe_film(run: Path, heads: Sequence[int], grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
-    """Centres and covariances of the heads after each epoch, or None if the history lacks them."""
+def describe_film(run: Path, model: nn.Module, passes: int, grid: Tuple[int, int]) -> Optional[Dict[str, Any]]:
+    """Centres and covariances of the heads of each pass after each epoch, or None if the history lacks them."""
     history = read_history(run)
     rows = history['rows']
-    if any(row['heads'] is None for row in rows):
+    if any(not row['heads'] for row in rows):
         return None
-    layers = [row['heads'] * (len(heads) if len(row['heads']) == 1 else 1) for row in rows]  # one may run many times
-    if history['grid'] != list(grid) or any(list(map(len, own)) != list(heads) for own in layers):
-        raise ValueError(f'{run}: needs the history of a net with {list(heads)} heads on a grid of {list(grid)}')
+    heads = [len(layer.centers) for layer in position_blobs(model, grid) or ()]  # a shared layer counts once
+    if history['grid'] != list(grid) or any([len(layer) for layer in row['heads']] != heads for row in rows):
+        raise ValueError(f'{run}: needs the history of a net with {heads} heads on a grid of {list(grid)}')
 
     def numbers(name: str) -> List[Optional[float]]:
         return [x if x is not None and math.isfinite(x) else None for x in (row.get(name) for row in rows)]
 
     return dict(
-        heads=pack(torch.tensor([list(itertools.chain(*own)) for own in layers])),
+        heads=pack(torch.tensor([
+            passes // len(heads) * [head for layer in row['heads'] for head in layer] for row in rows])),
         epochs=[row['epochs'] for row in rows], loss=numbers('train_loss'), top1=numbers('eval_top1'))
 
 
@@ -204,7 +205,7 @@ def explorer_page(
     pictures = [picture_uri(model, image) for image in batch]
     described = dict(
         name=name, caption=caption, images=list(images), grid=grid, **attention,
-        film=history and describe_film(history, [layer['heads'] for layer in attention['layers']], grid),
+        film=history and describe_film(history, model, len(attention['layers']), grid),
         average=picture_uri(model, batch.mean(0)), pictures=pictures, predictions=describe_predictions(model, batch))
     data = json.dumps(described, allow_nan=False).replace('<', '\\u003c')  # inside a script element only "<" can end it
     return fill_page('explorer.html', title=html.escape(name), data=data, picture=pictures[0])
