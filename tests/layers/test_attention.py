@@ -163,6 +163,7 @@ def test_arguments_that_make_no_sense_are_named():
     for kwargs, match in (
             (dict(num_heads=0), 'num_heads=0: needs an integer of at least 1'),
             (dict(dim=2.5), 'dim=2.5: needs an integer of at least 1'),
+            (dict(grid_size=(4, 0)), 'columns=0: needs an integer of at least 1'),
             (dict(terms=()), r'terms=\(\).*content_position'),
             (dict(terms=('content', 'content')), 'each once'),
             (dict(terms=('value',)), "terms=.*'value'"),
@@ -195,16 +196,20 @@ def test_inputs_that_do_not_fit_are_named():
         for shape in ((2, 8, 4, 4), (4, 4, 8), (2, 4, 4, 7), (2, 0, 4, 8), (2, 16, 8)):
             with pytest.raises(ValueError, match=rf'{re.escape(str(list(shape)))}: needs shape \(B, H, W, 8\)'):
                 use(torch.randn(shape))
-    for shape in ((2, 2, 12, 8), (3, 2, 16, 8)):
-        with pytest.raises(ValueError, match=rf'key of .*{shape[2]}, 8\]: needs keys of 2 images or 1, of 16 pixels'):
-            attn(torch.zeros(2, 4, 4, 8), torch.zeros(shape))
+    keyless = SelfAttention2d(8, 2)
+    for net, shape, heads in (
+            (attn, (2, 2, 12, 8), 2), (attn, (3, 2, 16, 8), 2), (attn, (2, 1, 16, 8), 2), (keyless, (2, 2, 16, 8), 0)):
+        error = rf'{re.escape(str(list(shape)))}: needs keys of 2 images or 1, of shape \[{heads}, 16, 8\]; only layers'
+        for use in (net, net.attention_probs):
+            with pytest.raises(ValueError, match=error):
+                use(torch.zeros(2, 4, 4, 8), torch.zeros(shape))
     for heads in ([], [0, 2], [-1]):
         with pytest.raises(ValueError, match=rf'heads={re.escape(str(heads))}: needs one or more heads from 0 to 1'):
             attn.keep_heads(heads)
     with pytest.raises(ValueError, match=r"terms=\('position',\): only layers with content or key_bias have keys"):
-        SelfAttention2d(8, 2).keys(torch.zeros(2, 4, 4, 8))
+        keyless.keys(torch.zeros(2, 4, 4, 8))
     with pytest.raises(ValueError, match=r'5 positions.*reaches 4.*set_input_size'):
-        SelfAttention2d(8, 2, encoding='learned', grid_size=(4, 4))(torch.zeros(1, 4, 5, 8))
+        SelfAttention2d(8, 2, encoding='learned', grid_size=4)(torch.zeros(1, 4, 5, 8))
 
 
 def test_a_forward_is_at_most_9_functions_in_4_files():

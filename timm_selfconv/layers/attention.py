@@ -1,11 +1,11 @@
 """Multi-head self-attention on a grid of pixels."""
 import copy
-from typing import Any, Final, List, Optional, Sequence, Tuple
+from typing import Any, Final, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
 
-from timm.layers import register_notrace_function, trunc_normal_, use_fused_attn
+from timm.layers import register_notrace_function, to_2tuple, trunc_normal_, use_fused_attn
 
 from .encodings import AbsoluteEncoding, LearnedEncoding, QuadraticEncoding
 from .functional import axis_probs, dense_scores, gather_by_factors, gather_by_maps, gather_fused, \
@@ -17,13 +17,14 @@ __all__ = ['SelfAttention2d']
 
 @torch.fx.wrap
 @register_notrace_function
-def check_input(x: torch.Tensor, dim: int, key: Optional[torch.Tensor] = None) -> torch.Tensor:
+def check_input(x: torch.Tensor, dim: int, key: Optional[torch.Tensor] = None, heads: int = 0) -> torch.Tensor:
     """Return x, or raise a ValueError if its shape is not (B, H, W, dim), or if keys do not fit it."""
     if x.dim() != 4 or x.shape[3] != dim or x.shape[1] == 0 or x.shape[2] == 0:
         raise ValueError(f'x of shape {list(x.shape)}: needs shape (B, H, W, {dim}), H and W of at least 1')
-    pixels = x.shape[1] * x.shape[2]
-    if key is not None and ((key.shape[0] != x.shape[0] and key.shape[0] != 1) or key.shape[2] != pixels):
-        raise ValueError(f'key of shape {list(key.shape)}: needs keys of {x.shape[0]} images or 1, of {pixels} pixels')
+    wanted = [heads, x.shape[1] * x.shape[2], dim]
+    if key is not None and (list(key.shape[1:]) != wanted or (key.shape[0] != x.shape[0] and key.shape[0] != 1)):
+        raise ValueError(f'key of shape {list(key.shape)}: needs keys of {x.shape[0]} images or 1, of shape {wanted}; '
+                         'only layers with content or key_bias have keys')
     return x
 
 
@@ -53,7 +54,7 @@ class SelfAttention2d(nn.Module):
             num_heads: int = 9,
             terms: Sequence[str] = ('position',),
             encoding: str = 'quadratic',
-            grid_size: Tuple[int, int] = (16, 16),
+            grid_size: Union[int, Tuple[int, int]] = (16, 16),
             qk_bias: bool = True,
             proj: bool = True,
             attn_drop: float = 0.,
@@ -68,7 +69,7 @@ class SelfAttention2d(nn.Module):
             terms: Terms of equation (8), any of :data:`TERMS`.
             encoding: One of :data:`ENCODINGS`: relative ('quadratic', 'quadratic_gen' with a full precision per head,
                 'learned') or absolute ('sinusoid', 'absolute' for learned vectors; equation 3).
-            grid_size: Rows and columns of the input, for learned encodings.
+            grid_size: Rows and columns of the input, or one number for both; for learned encodings.
             qk_bias: Add a bias to queries and keys.
             proj: Add a second Linear after the values, as in the paper.
             attn_drop: Dropout rate of the attention probabilities.
@@ -79,7 +80,8 @@ class SelfAttention2d(nn.Module):
         """
         dd = {'device': device, 'dtype': dtype}
         super().__init__()
-        check_sizes(dim=dim, num_heads=num_heads)
+        grid: Tuple[int, int] = to_2tuple(grid_size)
+        check_sizes(dim=dim, num_heads=num_heads, rows=grid[0], columns=grid[1])
 
         self.terms = terms = check_terms(terms, encoding)
         self.kind = encoding
@@ -95,11 +97,11 @@ class SelfAttention2d(nn.Module):
 
         self.encoding: Any = None
         if self.absolute:
-            self.encoding = AbsoluteEncoding(dim, grid_size, learned=encoding == 'absolute', **dd)
+            self.encoding = AbsoluteEncoding(dim, grid, learned=encoding == 'absolute', **dd)
         elif self.relative:
             kept = dict(position='position' in terms, content_position='content_position' in terms)
             if encoding == 'learned':
-                self.encoding = LearnedEncoding(num_heads, dim, grid_size, **kept, **dd)
+                self.encoding = LearnedEncoding(num_heads, dim, grid, **kept, **dd)
             else:
                 self.encoding = QuadraticEncoding(num_heads, dim, full=encoding == 'quadratic_gen', **kept, **dd)
         self.query = nn.Linear(dim, num_heads * dim, bias=qk_bias, **dd) if has_query else None
@@ -221,7 +223,7 @@ class SelfAttention2d(nn.Module):
         Raises:
             ValueError: If x or key has the wrong shape.
         """
-        batch, height, width, _ = check_input(x, self.dim, key).shape
+        batch, height, width, _ = check_input(x, self.dim, key, 0 if self.key is None else self.num_heads).shape
         query, key, rows, cols, cross = self.score_parts(x, key)
         probs = dense_scores(query, key, rows, cols, cross).softmax(dim=-1)
         probs = probs.view(probs.shape[0], self.num_heads, height, width, height, width)
@@ -233,7 +235,7 @@ class SelfAttention2d(nn.Module):
         Raises:
             ValueError: If x or key has the wrong shape.
         """
-        x = check_input(x, self.dim, key)
+        x = check_input(x, self.dim, key, 0 if self.key is None else self.num_heads)
         explicit = not self.fused_attn
         if not torch.jit.is_scripting():
             # profilers hook all modules, and need no map
