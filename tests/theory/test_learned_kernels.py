@@ -1,4 +1,4 @@
-"""Kernels that layers learned, against maps whose offsets are known, and loops over queries."""
+"""Kernels that layers learned, against maps with known offsets, and loops over queries."""
 import itertools
 
 import pytest

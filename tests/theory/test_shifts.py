@@ -17,7 +17,7 @@ OFFSETS = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=3
 
 
 def sharp_net(offsets, encoding='quadratic', **kwargs):
-    """A net in float64 whose first layer is one-hot to 1e-15 at offsets, a head each, and whose second is not."""
+    """A net in float64: its first layer is one-hot to 1e-15 at offsets, a head each, and its second is not."""
     net = random_net(encoding, num_heads=len(offsets), **kwargs)
     net.pretrained_cfg = dict(input_size=(3, 8, 8))
     set_heads(net.blocks[0], offsets, 30. if encoding == 'quadratic' else 30. * torch.eye(2))

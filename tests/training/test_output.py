@@ -87,13 +87,13 @@ def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, capsys, run, refused, da
     path = tmp_path / 'last.pth.tar'
     path.write_bytes(damage(path.read_bytes()))
     whole, resumed = run(tmp_path / 'whole', *BRIEF, 'epochs=3'), run(tmp_path, *BRIEF, 'epochs=3')
-    assert 'last.pth.tar is damaged' in capsys.readouterr().out
+    assert 'last.pth.tar cannot be read' in capsys.readouterr().out
     torch.testing.assert_close(resumed['state_dict'], whole['state_dict'], rtol=0, atol=0)
     older = list(tmp_path.glob('checkpoint-*'))
     assert older
     for each in (path, *older):
         each.write_bytes(damage(each.read_bytes()))
-    refused('all its checkpoints are damaged', tmp_path, *BRIEF, 'epochs=3')
+    refused('none of its checkpoints can be read', tmp_path, *BRIEF, 'epochs=3')
 
 
 @pytest.mark.parametrize('change,message', [

@@ -196,8 +196,8 @@ def format_heads(layers: List[LayerReport], kernel_size: int) -> str:
     k = f'{kernel_size} x {kernel_size}'
     return text + '\n\n' + (
         "Centre (row, column from the query), spread and distance in pixels of the layer's grid, entropy in nats;\n"
-        f'means over queries whose {k} neighbourhood is on the grid. Consistency: 1 if a head does the same at every\n'
-        'query, as position-only heads do; constancy: 1 if it does the same in every image. Symmetry: 1 if\n'
+        f'means over queries with their {k} neighbourhood on the grid. Consistency: 1 if a head does the same at all\n'
+        'queries, as position-only heads do; constancy: 1 if it does the same in every image. Symmetry: 1 if\n'
         'left mirrors right, and up down. On tap: attention to one offset of that neighbourhood; a head is a tap\n'
         'if every query gives that more than half. Residual: 0 if at each query the maps of the heads span all taps\n'
         f'of a {k} convolution, 1 if none; shared: the same with value matrices that all queries share. Overlap:\n'

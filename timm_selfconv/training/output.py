@@ -30,7 +30,7 @@ def check_output(output: Path) -> None:
 
 
 def newest_checkpoint(output: Path, device: torch.device) -> Tuple[Optional[Path], Any]:
-    """Return path and content of the newest intact checkpoint, or None; raise a ValueError if all are damaged."""
+    """Return path and content of the newest readable checkpoint, or None; raise a ValueError if none can be read."""
     paths = checkpoints(output)
     for path in paths:
         try:
@@ -39,9 +39,9 @@ def newest_checkpoint(output: Path, device: torch.device) -> Tuple[Optional[Path
                     raise ValueError('checksum')
             return path, torch.load(path, map_location=device, weights_only=True)
         except Exception as e:  # torch raises many types
-            print(f'{path} is damaged ({type(e).__name__})', flush=True)
+            print(f'{path} cannot be read ({type(e).__name__})', flush=True)
     if paths:
-        raise ValueError(f'output={str(output)!r}: all its checkpoints are damaged; choose another folder')
+        raise ValueError(f'output={str(output)!r}: none of its checkpoints can be read; choose another folder')
     return None, None
 
 
